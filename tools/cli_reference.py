@@ -25,23 +25,23 @@ Written by `make docs-table` from the commands themselves. How to work with them
 terminal](../operate/terminal.md).
 
 Results go to stdout, everything else to stderr. `--json` prints documents for programs, and nothing else on stdout.
-Wherever a server or a database can be named and is not, what is configured is used ([settings](settings.md)); `bullpen
-config show` tells which, and where it came from.
+A server or database that is not named comes from the [settings](settings.md); `bullpen config show`
+shows the value and its origin.
 
 | exit code | means |
 |---|---|
 | 0 | done |
-| 1 | understood and not done, or done and bad news; one line on stderr says why |
-| 2 | the command makes no sense; nothing was opened or changed |
+| 1 | not done, or the result is bad; one line on stderr gives the reason |
+| 2 | wrong command or option; nothing was opened or changed |
 | 3 | the server cannot be reached |
-| 4 | the time given by `--timeout` is up; what was waited for goes on |
+| 4 | the time of `--timeout` is over; the awaited work continues |
 | 130 | interrupted by Ctrl-C, or a question answered with no |
 
-`bullpen top` that is ended by a signal adds 128 to its number. `-h` and `--help` work everywhere; `bullpen --version`
+If a signal ends `bullpen top`, the exit code is 128 plus its number. `-h` and `--help` work everywhere; `bullpen --version`
 prints the version.
 
-Deleting what was not named one by one asks first; where nobody can be asked, `--yes` must say it. `--dry-run` counts
-and changes nothing. Times are written `1500` (milliseconds), `90s`, `15m`, `2h`, `1d`.
+Commands that delete by filter ask first; without a terminal to confirm on, pass `--yes`. `--dry-run` only counts and
+changes nothing. Times are written `1500` (milliseconds), `90s`, `15m`, `2h`, `1d`.
 """
 
 

@@ -15,14 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 
 from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
-from bullpen._kernel.injection import Lifetime, kind_made_by
-from bullpen._kernel.rates import RateLimit
 from bullpen.errors import NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
-from bullpen.queue import Job, Queue
-from bullpen.queue.arguments import QueueArguments, TaskArguments
-from bullpen.queue.codec import Codec
-from bullpen.queue.tasks import TaskMaker, Unique
+from bullpen.queue import Queue
 from bullpen.redis import Connection
 from bullpen.settings import Settings
 from bullpen.wiring.features import AppFeatures
@@ -30,11 +25,10 @@ from bullpen.wiring.resources import Resources
 from bullpen.wiring.running import ROLES, Service
 from bullpen.wiring.servers import connect
 from bullpen.wiring.tasks import TaskQueues
-from bullpen.worker import Worker
-from bullpen.worker.around import Around, Enter
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most commands need none of it
+    from bullpen._kernel.injection import Lifetime
+    from bullpen._kernel.rates import RateLimit
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.ops.actions import Actions, Actor
@@ -44,7 +38,11 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
     from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
+    from bullpen.queue import Job
+    from bullpen.queue.arguments import QueueArguments, TaskArguments
+    from bullpen.queue.codec import Codec
     from bullpen.queue.schedulers import Reconciled
+    from bullpen.queue.tasks import TaskMaker, Unique
     from bullpen.runs import Runs
     from bullpen.wiring.audit import AuditTrail
     from bullpen.wiring.channels import Channels
@@ -55,6 +53,9 @@ if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
         WorkflowOptions,
         Workflows,
     )
+    from bullpen.worker import Worker
+    from bullpen.worker.around import Around
+    from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
 
@@ -68,7 +69,12 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 Provides = Callable[..., T] | Callable[..., Awaitable[T]] | Callable[..., AsyncIterator[T]] | Callable[..., Iterator[T]]
 _NOTHING: Final[Any] = object()
 AnyHook = TypeVar("AnyHook", bound=Callable[..., Any])
-AnyMiddleware = TypeVar("AnyMiddleware", bound=Enter | Callable[..., AsyncIterator[Any]] | Callable[..., Iterator[Any]])
+AnyMiddleware = TypeVar(
+    "AnyMiddleware",
+    bound=Callable[
+        ..., AbstractAsyncContextManager[Any] | AbstractContextManager[Any] | AsyncIterator[Any] | Iterator[Any]
+    ],
+)
 
 
 class Bullpen:
@@ -94,9 +100,9 @@ class Bullpen:
         """`connection`, `prefix` and `codec` win over the settings, which are loaded unless given; what `bullpen run`
         was told wins over both."""
         self._resources = Resources(connection, prefix, settings, codec)
-        container = Container()
-        self._around = Around(self, container)
-        self._features = AppFeatures(self._resources, self._around, container)
+        self._container = Container()
+        self._made_around: Around | None = None
+        self._features = AppFeatures(self._resources, lambda: self.around, self._container)
         self._services = self._features.services
         self._tasks = TaskQueues(self._resources, self._features.add_worker, lambda: self.outbox)
 
@@ -218,6 +224,19 @@ class Bullpen:
     def workers(self) -> tuple[Worker, ...]:
         return tuple(self._features.workers.values())
 
+    def new_workers(self) -> list[Worker]:
+        """Workers as this app declares them, not started: a worker works once, and a test needs one for each run."""
+        made = [self._features.new_worker(queue) for queue in self._features.workers_declared]
+        for worker in made:
+            self._tasks.attend(worker)
+        return made
+
+    def watch_adds(
+        self, after_add: Callable[[], Awaitable[None]], after_add_sync: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Within this context, call these when runs of tasks were stored, before the caller goes on. For tests."""
+        return self._tasks.watched(after_add, after_add_sync)
+
     @property
     def uses_redis(self) -> bool:
         """Whether a part that `run` runs here uses the server of the queues."""
@@ -262,7 +281,7 @@ class Bullpen:
         process that only adds jobs says `async with app.started()`. The function may take the app. What it raises ends
         the process. Hooks run in the order of their registration.
         """
-        self._around.on_startup(hook)
+        self.around.on_startup(hook)
         return hook
 
     def on_shutdown(self, hook: AnyHook) -> AnyHook:
@@ -271,19 +290,19 @@ class Bullpen:
         In the opposite order of registration, each if what was registered before it could be started. A process that is
         killed runs none.
         """
-        self._around.on_shutdown(hook)
+        self.around.on_shutdown(hook)
         return hook
 
     def lifespan(self, hook: AnyHook) -> AnyHook:
         """Both in one, for a function that yields once: what stands before its `yield` runs at the start, what stands
         after it at the end."""
-        self._around.lifespan(hook)
+        self.around.lifespan(hook)
         return hook
 
     def started(self) -> AbstractAsyncContextManager[None]:
         """`async with app.started()`: run the hooks here, as `run` does. Within another such context it does nothing
         more."""
-        return self._around.started()
+        return self.around.started()
 
     @overload
     def middleware(self, middleware: AnyMiddleware, /) -> AnyMiddleware: ...
@@ -298,7 +317,7 @@ class Bullpen:
         self, middleware: AnyMiddleware, /, *, queues: Collection[str] = (), batches: bool = False
     ) -> AnyMiddleware: ...
 
-    def middleware(self, middleware: Any = None, /, *, queues: Collection[str] = (), batches: bool = False) -> Any:
+    def middleware(self, middleware: Any = None, *, queues: Collection[str] = (), batches: bool = False) -> Any:
         """Run each job of this app's handlers and tasks inside of this context.
 
             @app.middleware
@@ -318,16 +337,22 @@ class Bullpen:
         handler's own thread.
         """
 
+        queues = check_texts("queues", queues)
+
         def register(made: AnyMiddleware) -> AnyMiddleware:
-            self._around.add(made, queues, batches=batches)
+            self.around.add(made, queues, batches=batches)
             return made
 
         return register if middleware is None else register(middleware)
 
     @property
     def around(self) -> Around:
-        """Hooks and middleware; for child processes of workers."""
-        return self._around
+        """Hooks, middleware and providers; for child processes of workers."""
+        if self._made_around is None:
+            from bullpen.worker.around import Around
+
+            self._made_around = Around(self, self._container)
+        return self._made_around
 
     def task(
         self,
@@ -465,11 +490,13 @@ class Bullpen:
         errors come out of its `yield`. `get` finds what has no end, for classes and workflows too.
         """
         if provider is not _NOTHING:
-            self._around.injector.provide(kind, provider, scope)
+            self.around.injector.provide(kind, provider, scope)
             return None
 
+        from bullpen._kernel.injection import kind_made_by
+
         def register(made: AnyHook) -> AnyHook:
-            self._around.injector.provide(kind_made_by(made), made, scope)
+            self.around.injector.provide(kind_made_by(made), made, scope)
             return made
 
         return register if kind is None else register(kind)
@@ -477,7 +504,7 @@ class Bullpen:
     def override(self, wanted: type[Any] | Callable[..., Any], provider: Any) -> AbstractContextManager[None]:
         """For tests: `with app.override(Session, fake)`: within it, whoever asks for this type, or for what this
         function makes, gets this object, or what this function makes for each job."""
-        return self._around.injector.override(wanted, provider)
+        return self.around.injector.override(wanted, provider)
 
     @overload
     def get(self, wanted: type[T]) -> T: ...
@@ -511,7 +538,7 @@ class Bullpen:
         names = None if queues is None else check_texts("queues", queues)
         opened, features = self._resources, self._features
         ledger = installed_ledger(lambda: self.ledger) if opened.has_ledger else None
-        added = self.other_letters()
+        added = self.other_dead_letters()
         connection = features.connection_in_use() if ledger is not None or added else self.connection
         return await make_console(
             *(connection, self.prefix, ledger, added, tenant_id),
@@ -536,10 +563,10 @@ class Bullpen:
 
         return Actions(self.queue, await self.trail(), actor)
 
-    def other_letters(self) -> list[DeadLetterStore]:
+    def other_dead_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        return self._features.other_letters()
+        return self._features.other_dead_letters()
 
     def add_dead_letters(self, store: DeadLetterStore) -> None:
         """Let `dead_letters` show these too: those of a transport, or your own."""
@@ -602,6 +629,11 @@ class Bullpen:
             self.add(keeper)
         self._services.keep_only(only)
         return self.services
+
+    async def leave_loop(self) -> None:
+        """Send what queues still hold and close what belongs to the running event loop; in another loop the app's
+        queues work again. For tests, where each has a loop of its own."""
+        await self._resources.leave_loop()
 
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """End `run` gracefully; `timeout` is that of `Worker.close`."""

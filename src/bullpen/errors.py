@@ -215,7 +215,7 @@ class LaneFull(QueueError):
 
     def __init__(self, queue: str, lane: str, job_id: str | None = None) -> None:
         super().__init__(
-            f"lane {lane!r} of queue {queue!r} is full: a job of it must start before another can be added",
+            f"lane {lane!r} of queue {queue!r} is full: one of its jobs must start before another can be added",
             queue=queue,
             job_id=job_id,
         )
@@ -243,7 +243,7 @@ class SchedulerNotFound(QueueError):
     def __init__(self, queue: str, scheduler_id: str) -> None:
         super().__init__(
             f"there is no scheduler {scheduler_id!r} in {queue!r}; "
-            f"`bullpen schedules list {shlex.quote(queue)}` lists what there is",
+            f"`bullpen schedules list {shlex.quote(queue)}` lists them",
             queue=queue,
         )
         self.scheduler_id = scheduler_id
@@ -261,7 +261,7 @@ class JobLockLost(QueueError):
         what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
         what += "; another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler"
         if is_gone:
-            what = "outcome not written, the job is gone: somebody removed it, or emptied the queue, while it ran"
+            what = "outcome not written, the job is gone: it was removed, or the queue was emptied, while it ran"
         super().__init__(f"job {job_id!r} of queue {queue!r}: {what}", queue=queue, job_id=job_id)
         self.held_ms, self.is_gone = held_ms, is_gone
 
@@ -308,7 +308,7 @@ class EventsLost(QueueError):
 
 
 class CorruptJob(QueueError):
-    """A stored job cannot be read: its data is no JSON, or a field has a shape that nobody writes."""
+    """A stored job cannot be read: its data is not JSON, or a field has a shape that nobody writes."""
 
 
 class LedgerError(BullpenError):
@@ -397,12 +397,12 @@ class DeadLetterNotFound(BullpenError):
 
 
 class DeadLetterChanged(BullpenError):
-    """The stored payload is another than the one that was edited. Nothing was sent; look at it again."""
+    """The stored payload was changed after it was read for editing. Nothing was sent; read it again."""
 
     def __init__(self, store: str, entry_id: str) -> None:
         super().__init__(
-            f"dead letter {entry_id!r} of {store!r} has another payload than the one that was edited, so nothing was "
-            "sent; look at it again and edit that"
+            f"dead letter {entry_id!r} of {store!r} was changed after it was read for editing, so nothing was "
+            "sent; read it again and edit the new payload"
         )
         self.store, self.entry_id = store, entry_id
 
@@ -416,11 +416,11 @@ class DeadLetterNotEditable(BullpenError):
 
 
 class DeliveryLost(BullpenError):
-    """The delivery is no longer ours: its lock ran out, its channel broke, its partition moved. The outcome was not
+    """The delivery is no longer ours: its lock expired, its channel broke, its partition moved. The outcome was not
     written; the event is or will be delivered again, with the same attempt number."""
 
     def __init__(self, source: str, event_id: str, why: str) -> None:
-        super().__init__(f"delivery of {event_id!r} from {source!r} was lost, its outcome is not written: {why}")
+        super().__init__(f"delivery of {event_id!r} from {source!r} was lost; its outcome was not written: {why}")
         self.source, self.event_id, self.why = source, event_id, why
 
 
@@ -442,7 +442,7 @@ class SourceUnavailable(BullpenError, ConnectionError):
 
 
 class UnreadableEvent(BullpenError):
-    """A stored event that no reader takes: its data is no JSON, or its metadata lacks what every event must carry."""
+    """A stored event that no reader takes: its data is not JSON, or its metadata lacks what every event must carry."""
 
 
 class WrongVersion(BullpenError):
@@ -543,7 +543,7 @@ class EntityChanged(BullpenError):
 
     def __init__(self, urn: str, *, exists: bool = False) -> None:
         """`exists`: it was to be created, and is there already."""
-        told = "exists already" if exists else "was changed by somebody else meanwhile"
+        told = "exists already" if exists else "was changed in the meantime by another process"
         super().__init__(f"entity {urn!r} {told}; nothing was stored")
         self.urn = urn
 
@@ -578,7 +578,7 @@ class EndlessSteps(BullpenError, PermanentError):
     def __init__(self, event: object, status: object, max_steps: int) -> None:
         super().__init__(
             f"event {word(event)} caused more than {max_steps} automatic steps and was still at {word(status)}; let a "
-            "state of the circle be idle, or give its transitions conditions that end it"
+            "state in the circle be idle, or give its transitions conditions that end the circle"
         )
         self.event, self.status, self.max_steps = event, status, max_steps
 

@@ -125,24 +125,24 @@ def current_tenant() -> str | None:
     return _tenant.get()
 
 
-class AsyncSessions(Protocol[S_co]):
+class _AsyncSessions(Protocol[S_co]):
     """SQLAlchemy's `async_sessionmaker`."""
 
     def begin(self) -> AbstractAsyncContextManager[S_co]: ...
 
 
-class Sessions(Protocol[S_co]):
+class _Sessions(Protocol[S_co]):
     """SQLAlchemy's `sessionmaker`."""
 
     def begin(self) -> AbstractContextManager[S_co]: ...
 
 
 @overload
-def sql_sessions(sessions: AsyncSessions[S]) -> Callable[[], AsyncIterator[S]]: ...
+def sql_sessions(sessions: _AsyncSessions[S]) -> Callable[[], AsyncIterator[S]]: ...
 
 
 @overload
-def sql_sessions(sessions: Sessions[S]) -> Callable[[], Iterator[S]]: ...
+def sql_sessions(sessions: _Sessions[S]) -> Callable[[], Iterator[S]]: ...
 
 
 def sql_sessions(sessions: Any) -> Callable[[], AsyncIterator[Any] | Iterator[Any]]:

@@ -18,7 +18,8 @@ from typing import Any, Self
 import redis
 
 import bullpen
-from bullpen.queue import Job, Queue
+from bullpen.queue import Job, NewJob, Queue
+from bullpen.queue.arguments import NewJobArguments
 from bullpen.redis import spin as _watch
 from bullpen.worker import Worker
 
@@ -67,6 +68,15 @@ async def main(url: str) -> dict[str, float]:
         with counted:
             await asyncio.gather(*(queue.add("bench", DATA) for _ in range(JOBS)))
         in_flight = counted.count / JOBS
+        own = [NewJob("bench", DATA, _options(n, "bulk")) for n in range(JOBS)]
+        with counted:
+            await queue.add_many(own)
+        bulk_own = counted.count / JOBS
+        with counted:
+            await asyncio.gather(*(queue.add("bench", DATA, **_options(n, "flight")) for n in range(JOBS)))
+        in_flight_own = counted.count / JOBS
+        await queue.obliterate(force=True)
+        await queue.add_many([("bench", DATA)] * (4 * JOBS))
         for _ in range(20):  # until it is known to be alone
             await queue.add("bench", DATA)
 
@@ -81,12 +91,19 @@ async def main(url: str) -> dict[str, float]:
     return {
         "bulk": bulk,
         "in_flight": in_flight,
+        "bulk_own": bulk_own,
+        "in_flight_own": in_flight_own,
         "one_by_one": one_by_one,
         "drain": drained,
         "failure": failed,
         "ask": asked,
         "page_faults": faults,
     }
+
+
+def _options(number: int, kind: str) -> NewJobArguments:
+    """What differs from job to job, and what returns."""
+    return {"attempts": 5, "delay": 600_000 + number, "priority": number % 10 + 1, "job_id": f"{kind}-{number}"}
 
 
 async def _ask(url: str, counted: Instructions) -> tuple[float, float]:

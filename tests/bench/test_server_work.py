@@ -11,6 +11,7 @@ import redis
 
 from bullpen._kernel.outcome import Cause, Completed, Failed, Outcome, Retry
 from bullpen.queue import Job, Queue
+from bullpen.wire.scripts import SCRIPTS
 from bullpen.worker.exchange import Exchange, Settlement
 from bullpen.worker.pump import MOST_JOBS
 from tests.bench._exchange import exchange_of
@@ -157,6 +158,33 @@ async def test_a_call_about_one_job_costs_few_commands(
         assert calls.pop("evalsha") == 1
         assert sum(calls.values()) == commands, f"other commands than recorded: {calls}"
         await settle(exchange, reply.taken, DONE)
+
+
+async def test_an_idle_worker_asks_the_server_for_no_more_than_nodes_does(kit: Kit) -> None:
+    """npm bullmq 6.7.0: a blocked read and a script of six commands each 5 s. Ours asks for as many, as often."""
+    await kit.work(lambda job: None, drain_delay=10)
+    counted = Counted(kit.redis)
+    await kit.until(lambda: counted.calls().get("bzpopmin", 0) >= 5, "it has read in vain")
+    before = counted.calls()
+
+    await kit.until(lambda: counted.calls()["bzpopmin"] >= before["bzpopmin"] + 20, "it goes on")
+
+    after = counted.calls()
+    reads = after["bzpopmin"] - before["bzpopmin"]
+    more = {name: calls - before.get(name, 0) for name, calls in after.items()}
+    assert sum(more.values()) <= 8 * (reads + 1) + 10, more  # 10: what is looked at once, a second after the start
+
+
+async def test_checking_an_idle_queue_costs_six_commands(kit: Kit) -> None:
+    """Hundreds of queues in which nothing runs are checked all day."""
+    keys = [kit.base + name for name in ("meta", "wait", "active", "stalled", "stalled-check", "events")]
+    counted = Counted(kit.redis)
+
+    kit.command("EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, "", 30_000, "", 30_000)
+
+    calls = counted.calls()
+    assert calls.pop("eval") == 1
+    assert sum(calls.values()) == 6, calls
 
 
 async def active_jobs(queue: Queue, kit: Kit) -> list[Job]:

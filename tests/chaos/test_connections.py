@@ -103,7 +103,7 @@ async def test_a_worker_goes_on_by_itself_after_the_network_was_away(
     arena.audit(max_extra_runs=0)
 
     assert begun_at - back_at < 1.5
-    lost = [record for record in caplog.records if "lost; trying again" in record.getMessage()]
+    lost = [record for record in caplog.records if "lost; reconnecting" in record.getMessage()]
     assert len(lost) <= 2  # one for each of the worker's connections
     note(f"{how}: first job {begun_at - back_at:.3f} s after the network was back")
 

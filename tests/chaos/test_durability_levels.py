@@ -99,7 +99,7 @@ async def test_the_bundled_server_in_its_usual_mode_is_not_believed(start_server
     """It syncs each second and answers WAITAOF at once: what it acknowledges would be lost by a power cut."""
     server = start_server("valkey", args=("--appendfsync", "everysec"), persistent=True)
     async with Queue(queue_name, connection=server.url) as queue:
-        with pytest.raises(InvalidOption, match=r"Valkey 9.*answers WAITAOF before a disk could have the job"):
+        with pytest.raises(InvalidOption, match=r"Valkey 9.*answers WAITAOF before the disk can have stored the job"):
             await queue.add("charge", durability="fsync")
 
         assert (await queue.counts()).waiting == 0

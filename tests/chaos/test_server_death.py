@@ -191,7 +191,7 @@ async def test_a_full_server_takes_no_jobs_and_loses_no_outcome(arena: Arena) ->
                 last_number = arena.server.command("GET", arena.base + "id")
 
                 for _ in range(3):
-                    with pytest.raises(OutOfMemory, match="took nothing"):
+                    with pytest.raises(OutOfMemory, match="stored nothing"):
                         await queue.add("work", {"too": "much"})
                 with pytest.raises(OutOfMemory):
                     await queue.add_many([("work", {})] * 500)

@@ -147,9 +147,9 @@ def test_a_rule_names_queues_literally() -> None:
 @pytest.mark.parametrize("blank", [" nopass ~*", "\t+@all", "\nallkeys", "\x0bx", "\x00x"])
 def test_a_name_cannot_bring_rules_of_its_own(blank: str) -> None:
     """A rule is words with blanks between them; a blank in a name would make words of it."""
-    with pytest.raises(InvalidOption, match="without blanks"):
+    with pytest.raises(InvalidOption, match="without spaces"):
         acl_rule(queues=[f"a{blank}"])
-    with pytest.raises(InvalidOption, match="without blanks"):
+    with pytest.raises(InvalidOption, match="without spaces"):
         acl_rule(f"bull{blank}")
 
 

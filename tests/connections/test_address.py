@@ -178,7 +178,7 @@ class TestRefused:
             ("rediss://cache?verify=maybe", "verify=yes, verify=ca or verify=no"),
             ("rediss://cache?key=k.pem", "cert=<file> beside key=<file>"),
             ("rediss://cache?ca=/nowhere.pem", "ca=<file with certificates> that can be read"),
-            ("rediss://cache?cert=/nowhere.pem", "cert=<file> and key=<file> that belong together"),
+            ("rediss://cache?cert=/nowhere.pem", "cert=<file> and key=<file> that match each other"),
         ],
     )
     def test_a_wrong_url_is_refused_when_it_is_given(self, url: str, message: str) -> None:

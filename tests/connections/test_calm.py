@@ -22,10 +22,10 @@ async def test_the_last_outages_before_a_calm_are_summed_up(
         outages.note_lost(who, where, "cut", time.monotonic())
         outages.note_back(where, where)
     async with asyncio.timeout(20):
-        while not (said := [line for line in caplog.messages if "calm since" in line]):  # noqa: ASYNC110 - a log tells nobody
+        while not (said := [line for line in caplog.messages if "stable since" in line]):  # noqa: ASYNC110 - a log tells nobody
             await asyncio.sleep(0.02)
 
-    assert said == [f"connection to {where} was unstable: lost 5 more times in 0 s, calm since"]
+    assert said == [f"connection to {where} was unstable: lost 5 more times in 0 s, stable since"]
     assert not outages._outages[where].is_watched
 
 
@@ -42,7 +42,7 @@ async def test_an_outage_that_goes_on_is_no_calm(
     outages._sum_up_when_calm(where)
 
     assert outages._outages[where].is_watched
-    assert not [line for line in caplog.messages if "calm since" in line]
+    assert not [line for line in caplog.messages if "stable since" in line]
     outages.note_back(where, where)
     async with asyncio.timeout(20):
         while outages._outages[where].is_watched:  # noqa: ASYNC110 - as above

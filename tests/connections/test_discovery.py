@@ -102,7 +102,7 @@ class TestCluster:
     def test_a_slot_without_owner_is_waited_for(self) -> None:
         shards = Directory(CLUSTER).read(ONE, [[owned(0, 100, b"one", 7000)]]).shards
 
-        with pytest.raises(ServerUnavailable, match="slot 9263 of the cluster is served by nobody now"):
+        with pytest.raises(ServerUnavailable, match="slot 9263 of the cluster is served by no node now"):
             pick(shards, "{bull}:orders:wait")
 
     def test_a_node_without_slots_is_no_answer(self) -> None:
@@ -127,6 +127,6 @@ def test_when_all_refuse_waiting_is_pointless() -> None:
     assert type(refused) is ServerRefused
     assert type(away) is ConnectionLost
     assert str(refused) == (
-        "service 'orders' of sentinels one:7000, two:7000: nobody tells where the primary is "
+        "service 'orders' of sentinels one:7000, two:7000: no sentinel knows the primary "
         "(one:7000: NOAUTH; two:7000: ERR No such master)"
     )

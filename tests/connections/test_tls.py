@@ -207,13 +207,13 @@ async def wait_for_renewal(door: Any, lock: str) -> None:
 
 
 MISTAKES = {
-    "no certificate of ours": r"localhost:\d+ asks for our certificate, and got none: \?cert=<file>&key=<file>",
-    "a foreign one of ours": r"localhost:\d+ does not take our certificate \(unknown ca\): .* signed by an authority",
-    "an expired one of ours": r"localhost:\d+ does not take our certificate, because it has expired",
+    "no certificate of ours": r"localhost:\d+ requires a client certificate: set \?cert=<file>&key=<file>",
+    "a foreign one of ours": r"localhost:\d+ refused the client certificate \(unknown ca\): .* signed by an authority",
+    "an expired one of ours": r"localhost:\d+ refused the client certificate because it has expired",
     "another name": r"the certificate of localhost:\d+ cannot be trusted: it is for another name .*\?verify=ca",
     "an expired server": r"the certificate of localhost:\d+ cannot be trusted: it has expired",
-    "plain to TLS": r"localhost:\d+ speaks TLS only, and we do not: rediss:// instead of redis://",
-    "TLS to plain": r"localhost:\d+ does not speak TLS, and we do: redis:// instead of rediss://",
+    "plain to TLS": r"localhost:\d+ requires TLS: use rediss:// instead of redis://",
+    "TLS to plain": r"localhost:\d+ does not use TLS: use redis:// instead of rediss://",
 }
 
 

@@ -138,7 +138,7 @@ async def test_what_a_dead_process_began_is_not_done_again_blindly(redis_url: st
         answer = await http.post(f"/queues/{queue_name}/jobs/a/act/promote", data={"nonce": "n1"}, headers=SAME)
 
         assert answer.status_code == 409
-        assert "is not known" in answer.text
+        assert "its outcome is unknown" in answer.text
         assert await queue.state_of("a") is JobState.DELAYED
         running.cancel()
 

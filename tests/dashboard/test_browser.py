@@ -184,7 +184,7 @@ async def test_a_failed_job_is_retried_by_hand(
         await expect(page.locator("h1")).to_contain_text("test-shop")
         await page.get_by_label("Reason").fill("partner is back")
         await page.get_by_role("button", name="Retry").click()
-        await expect(page.locator("#note")).to_contain_text("is back in line")
+        await expect(page.locator("#note")).to_contain_text("is queued again")
         await expect(page.locator("h1 .chip")).to_contain_text("waiting")
         assert (await queue.counts()).waiting == 1
 

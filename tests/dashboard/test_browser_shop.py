@@ -143,7 +143,7 @@ async def test_an_event_is_emitted_after_its_simulation(browser: Browser, shop: 
         await page.get_by_role("button", name="Show what it would do").click()
         await expect(page.locator("#told")).to_contain_text("payment pending → paid")
         await page.get_by_role("button", name="Emit", exact=True).click()
-        await expect(page.locator("#note")).to_contain_text("order.paid is on its way")
+        await expect(page.locator("#note")).to_contain_text("order.paid was published")
 
 
 async def test_events_arrive_in_the_live_tail(browser: Browser, shop: tuple[dict[str, str], str]) -> None:

@@ -101,15 +101,15 @@ async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: B
     again = (await visit(app, ADMIN, address, data={"reason": "month end", "nonce": "n1"}))[0]
     third = (await visit(app, ADMIN, address, data={"nonce": "n2"}))[0]
 
-    assert "lose no attempt" in preview.text
+    assert "no attempt is counted" in preview.text
     assert (refused.status_code, done.status_code, again.status_code, third.status_code) == (403, 303, 303, 409)
     (entry,) = await app.ledger.audit.read(subject="webhook:slow")
     assert (entry.actor, entry.action, entry.detail["reason"]) == ("ada", "outbox.disable", "month end")
     row = (await visit(app, ADMIN, "/api/v1/outbox?type=webhook:slow"))[0].json()["rows"][0]["id"]
     held, above = await visit(app, ADMIN, f"/outbox/{row}", "/outbox")
-    assert "webhook:slow was switched off by ada: month end." in held.text
+    assert "webhook:slow was disabled by ada: month end." in held.text
     (chain,) = await visit(app, ADMIN, "/api/v1/chains/c-2")
-    assert chain.json()["says"] == "1 delivery waits. webhook:slow was switched off by ada: month end."
+    assert chain.json()["says"] == "1 delivery waits. webhook:slow was disabled by ada: month end."
     assert "is switched off; 1 row waits for it" in " ".join(above.text.split())
     assert (await visit(app, ADMIN, "/destinations/webhook:slow/act/enable", data={}))[0].status_code == 303
     assert await app.ledger.destinations.troubled() == {}

@@ -111,7 +111,7 @@ async def test_a_job_in_line_says_how_many_are_before_it(queue: Queue) -> None:
     found = await why(queue, last.id, done_per_s=2.0)
 
     assert found.cause is IdleCause.IN_LINE
-    assert "2 jobs before it" in found.text
+    assert "behind 2 jobs" in found.text
     assert "starts in about 1.0 s" in found.text
     wire.close()  # type: ignore[attr-defined]
 
@@ -143,4 +143,4 @@ def test_causes_that_need_no_server() -> None:
     assert of(JobState.DELAYED, due_ms=5_000, workers=1).cause is IdleCause.DELAYED
     assert "retried after attempt 1 of 3" in of(JobState.DELAYED, due_ms=20_000).text
     assert "more than" in of(JobState.WAITING, position=None).text
-    assert of(JobState.WAITING, position=0).text == "It is next in line."
+    assert of(JobState.WAITING, position=0).text == "It is the next to run."

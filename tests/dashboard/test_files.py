@@ -12,7 +12,15 @@ import pytest
 import bullpen.dashboard
 from bullpen.ledger import OutboxStatus, RunStatus
 from bullpen.ledger.message_records import MessageStatus
-from bullpen.ops.words import Word, duration_text, job_word, message_word, outbox_word, run_word, size_text
+from bullpen.ops.status import (
+    WorkStatus,
+    duration_text,
+    job_status,
+    message_status,
+    outbox_status,
+    run_status,
+    size_text,
+)
 from bullpen.queue import JobState
 
 HERE = Path(bullpen.dashboard.__file__).parent
@@ -78,15 +86,15 @@ def test_colours_can_be_read(theme: dict[str, str]) -> None:
         assert contrast(theme[f"on-{role}"], theme[role]) >= 4.5, role
         assert contrast(theme[role], theme["background"]) >= 1.5, role
     assert contrast(theme["dead"], theme["background"]) >= 4.5
-    for word in set(Word) - {Word.PAUSED}:
+    for word in set(WorkStatus) - {WorkStatus.PAUSED}:
         assert contrast(theme[word], theme[f"{word}-tint"]) >= 4.5, word
 
 
-STORES: dict[str, tuple[type[StrEnum], Callable[[str], Word]]] = {
-    "job": (JobState, job_word),
-    "outbox": (OutboxStatus, outbox_word),
-    "run": (RunStatus, run_word),
-    "message": (MessageStatus, message_word),
+STORES: dict[str, tuple[type[StrEnum], Callable[[str], WorkStatus]]] = {
+    "job": (JobState, job_status),
+    "outbox": (OutboxStatus, outbox_status),
+    "run": (RunStatus, run_status),
+    "message": (MessageStatus, message_status),
 }
 
 
@@ -108,10 +116,10 @@ def test_every_state_of_every_store_has_the_common_word_that_the_page_shows() ->
 
 @pytest.mark.requirement("X-19", "X-20")
 def test_a_word_says_what_happens_next_whatever_the_store_calls_it() -> None:
-    assert job_word("delayed", attempts_made=1, has_failed=True) is Word.RETRYING
-    assert (outbox_word("FAILED"), run_word("FAILED")) == (Word.RETRYING, Word.DEAD)
+    assert job_status("delayed", attempts_made=1, has_failed=True) is WorkStatus.RETRYING
+    assert (outbox_status("FAILED"), run_status("FAILED")) == (WorkStatus.RETRYING, WorkStatus.DEAD)
     assert "for a run the same word means the end" in (DOCS / "guides" / "outbox.md").read_text()
-    assert {read("nonsense") for _, read in STORES.values()} == {Word.UNKNOWN}
+    assert {read("nonsense") for _, read in STORES.values()} == {WorkStatus.UNKNOWN}
 
 
 def test_durations_and_sizes_are_short() -> None:

@@ -49,7 +49,7 @@ async def test_a_parent_that_waits_for_a_failed_child_says_so(redis_url: str, qu
         async with opened(redis_url) as (http, _):
             root = (await http.get(f"/api/v1/queues/{queue_name}/jobs/top/flow")).json()["root"]
 
-    assert root["stuck"].startswith("It can never run by itself: 1 child failed finally (child).")
+    assert root["stuck"].startswith("It cannot run without your help: 1 child failed finally (child).")
 
 
 async def test_of_many_children_a_page_is_shown_and_all_can_be_reached(redis_url: str, queue_name: str) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bullpen import Queue
-from bullpen.ops.hub import ALL_QUEUES, Hub, Sampler, Subscription, _Topic
+from bullpen.ops.hub import ALL_QUEUES, Hub, Sampler, TopicSubscription, _Topic
 from bullpen.queue import JobState
 from bullpen.queue.heads import PREVIEW_BYTES
 from bullpen.testing import RedisServer
@@ -154,7 +154,7 @@ async def test_watching_costs_the_same_however_much_happens(redis_url: str, queu
 async def test_a_change_is_not_lost_while_a_wait_for_it_is_given_up() -> None:
     """Both come in the same turn of the loop, now in this order and now in that."""
     loop, topic = asyncio.get_running_loop(), _Topic()
-    subscription = Subscription(topic)
+    subscription = TopicSubscription(topic)
     for turn in range(300):
         loop.call_later(0.001, topic.bump)
         heard = await subscription.changed(0.0005 + turn * 0.000003)

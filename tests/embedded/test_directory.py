@@ -117,7 +117,7 @@ def test_a_server_of_a_parent_or_a_sibling_is_warned_of_once(
     _use_and_stop(place)
 
     how = "name its directory with BULLPEN_DATA_DIR, or mark the common directory by a pyproject.toml"
-    what = f"there is another embedded server in {neighbour}, whose jobs are not seen here (in {place})"
+    what = f"another embedded server has its data in {neighbour}; its jobs are not visible here (in {place})"
     assert told == [f"{what}; to share one, {how}"]
 
 
@@ -131,7 +131,7 @@ def test_processes_of_one_directory_warn_of_a_server_nearby_once_a_day(tmp_path:
 
     def told() -> int:
         ran = subprocess.run([sys.executable, "-c", program, str(place)], capture_output=True, text=True, check=True)
-        return ran.stderr.count("there is another embedded server")
+        return ran.stderr.count("another embedded server has its data")
 
     _use_and_stop(place)  # used first: what comes near by later is told of all the same
     _use_and_stop(neighbour)

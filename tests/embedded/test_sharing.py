@@ -414,7 +414,7 @@ def test_a_frozen_server_is_an_error_and_not_a_hang(directory: Path, monkeypatch
         monkeypatch.setattr("bullpen.embedded.starting._START_DEADLINE_S", 0.2)
         monkeypatch.setattr("bullpen.embedded.starting._ANSWER_DEADLINE_S", 0.1)
 
-        with pytest.raises(EmbeddedError, match=r"runs but does not answer[^$]*Ready to accept connections"):
+        with pytest.raises(EmbeddedError, match=r"runs but has not answered[^$]*Ready to accept connections"):
             embedded.acquire(directory)
 
         os.kill(pid, signal.SIGCONT)
@@ -436,7 +436,7 @@ input()
 """
     with Child.code(code, str(directory / "start.lock")) as holder:
         holder.wait_for("locked")
-        with pytest.raises(EmbeddedError, match=r"start\.lock is held by another process"):
+        with pytest.raises(EmbeddedError, match=r"start\.lock has been locked by another process"):
             embedded.acquire(directory)
 
 

@@ -133,7 +133,7 @@ def _busy_s(pid: int) -> float:
 
 
 def log_lines(child: Child) -> list[dict[str, Any]]:
-    """The lines of `--log-format json`. One that is no JSON object fails here."""
+    """The lines of `--log-format json`. One that is not a JSON object fails here."""
     return [json.loads(line) for line in child.output.splitlines()]
 
 

@@ -154,7 +154,7 @@ def test_a_mistake_is_one_line_that_says_what_is_wrong(site: Site) -> None:
     answer = site.command("run", "jobs:nothing")
 
     assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
-    assert "'jobs' has no Bullpen called 'nothing'; it has jobs:app" in answer.err
+    assert "'jobs' has no Bullpen object named 'nothing'; it has jobs:app" in answer.err
 
 
 def test_what_a_view_stores_outside_of_a_transaction_is_refused(site: Site) -> None:
@@ -199,7 +199,7 @@ def test_with_a_worker_nothing_is_broken(site: Site) -> None:
     answer = site.command("doctor")
 
     assert answer.code == 0, answer.out
-    assert "queue reports-dlq: dead letters: 1 dead letter waits for somebody" in answer.out, "a warning"
+    assert "queue reports-dlq: dead letters: 1 dead letter needs attention" in answer.out, "a warning"
 
 
 def test_the_end_is_quick(site: Site) -> None:

@@ -103,7 +103,7 @@ class TestServerInUse:
     ) -> None:
         redis_server.client().set("somebody:else", "1")
         terminal = warm.start("bench", "--jobs", "100", "--redis", redis_url, cwd=tmp_path)
-        terminal.wait_for_either(r"Go on\?")
+        terminal.wait_for_either(r"Continue\?")
 
         terminal.type(typed)
 
@@ -120,7 +120,7 @@ class TestServerInUse:
         refused = cli("bench", "--jobs", "100", "--redis", url, cwd=tmp_path)
 
         assert refused.code == 2
-        assert "does not tell whether it is empty" in refused.err
+        assert "does not show whether it is empty" in refused.err
 
     def test_a_server_without_room_is_left_alone(
         self, redis_url: str, redis_server: RedisServer, tmp_path: Path

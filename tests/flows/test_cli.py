@@ -64,15 +64,15 @@ def bury(redis_url: str, queue: str, count: int) -> None:
         ("jobs list emails --state gone", "'gone' is not one of"),
         ("jobs list", "missing argument 'QUEUE'"),
         ("jobs add emails", "missing argument 'NAME'"),
-        ("jobs add emails hi --data {", "invalid value for '--data': { is no JSON"),
+        ("jobs add emails hi --data {", "invalid value for '--data': { is not JSON"),
         ("jobs add emails hi --delay soon", "invalid value for '--delay': 'soon' is no duration"),
         (
             "dead-letters redrive emails",
-            "choose them by --name, --error, --group or --older-than, or say --all",
+            "select them with --name, --error, --group or --older-than, or pass --all",
         ),
-        ("dead-letters redrive emails dl-1-1 --all", "name the entries, or choose them"),
-        ("dead-letters redrive emails --all --name hi", "name the entries, or choose them"),
-        ("dead-letters discard emails --all", "needs --yes where nobody can be asked"),
+        ("dead-letters redrive emails dl-1-1 --all", "name the entries, select them"),
+        ("dead-letters redrive emails --all --name hi", "name the entries, select them"),
+        ("dead-letters discard emails --all", "needs --yes without a terminal to confirm on"),
         ("run", "missing argument 'MODULE:APP'"),
         ("run nowhere:app", "there is no module 'nowhere'"),
         ("demo --jobs 0", "invalid value for '--jobs'"),
@@ -264,7 +264,7 @@ def test_jobs_are_retried_promoted_and_removed(redis_url: str, tmp_path: Path) -
 def test_empty_lists_say_so_to_people_and_are_empty_for_programs(redis_url: str, tmp_path: Path) -> None:
     redis = ("--redis", redis_url)
 
-    assert cli("queues", *redis, cwd=tmp_path).err.startswith("no queues here yet; `bullpen jobs add QUEUE NAME`")
+    assert cli("queues", *redis, cwd=tmp_path).err.startswith("no queues yet; `bullpen jobs add QUEUE NAME`")
     assert json.loads(cli("queues", *redis, "--json", cwd=tmp_path).out) == []
     on(redis_url, "emails", lambda queue: queue.add("welcome"))
     cli("jobs", "remove", "emails", "1", *redis, cwd=tmp_path)
@@ -376,7 +376,7 @@ def test_commands_tell_of_a_server_nearby_only_the_first_time(tmp_path: Path) ->
     first = cli_process("jobs", "add", "emails", "welcome", cwd=tmp_path / "worker")
     again = cli_process("jobs", "list", "emails", cwd=tmp_path / "worker")
 
-    assert f"another embedded server in {tmp_path / 'shop' / '.bullpen'}" in first.err
+    assert f"another embedded server has its data in {tmp_path / 'shop' / '.bullpen'}" in first.err
     assert again.err == ""
 
 
@@ -403,7 +403,7 @@ def test_a_variable_without_our_prefix_is_told_of(redis_url: str, tmp_path: Path
     advice = json.loads(cli("doctor", "--json", "--redis", redis_url, cwd=tmp_path, env=env).out)
     meant = cli("config", "show", cwd=tmp_path, env={**env, "BULLPEN_MESSAGES_CONCURRENCY": "5"})
 
-    assert f"messages.concurrency: {told}; BULLPEN_MESSAGES_CONCURRENCY wins over it" in shown.err
+    assert f"messages.concurrency: {told}; BULLPEN_MESSAGES_CONCURRENCY takes precedence" in shown.err
     assert [each["key"] for each in described if each["isGeneral"]] == ["messages.concurrency"]
     assert [(each["level"], each["message"]) for each in advice if each["subject"] == "settings"] == [("unknown", told)]
     assert meant.err == ""
@@ -518,7 +518,7 @@ def test_a_variable_that_nobody_reads_is_told(redis_url: str, tmp_path: Path) ->
     shown = cli("config", "show", cwd=tmp_path, env=env)
     advice = json.loads(cli("doctor", "--json", cwd=tmp_path, env=env).out)
 
-    told = "BULLPEN_OUTBOX_LEAS_MS is no setting and does nothing; did you mean BULLPEN_OUTBOX_LEASE_MS?"
-    assert [line for line in shown.err.splitlines() if "no setting" in line] == [told]
+    told = "BULLPEN_OUTBOX_LEAS_MS is not a setting and has no effect; did you mean BULLPEN_OUTBOX_LEASE_MS?"
+    assert [line for line in shown.err.splitlines() if "not a setting" in line] == [told]
     (warning,) = [each for each in advice if each["subject"] == "settings" and each["level"] == "warning"]
     assert (warning["check"], warning["fix"]) == ("BULLPEN_OUTBOX_LEAS_MS", "set BULLPEN_OUTBOX_LEASE_MS")

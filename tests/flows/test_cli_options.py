@@ -163,9 +163,9 @@ def test_parked_events_are_listed_by_projector(sqlite_url: str, type_: Type) -> 
 
     act(sqlite_url, park)
 
-    assert len(type_("projector", "parked", "list")) == 3
-    assert len(type_("projector", "parked", "list", "--limit", "2")) == 2
-    assert [each["id"] for each in type_("projector", "parked", "list", "--projector", "audit")] == ["e-2"]
+    assert len(type_("projectors", "parked", "list")) == 3
+    assert len(type_("projectors", "parked", "list", "--limit", "2")) == 2
+    assert [each["id"] for each in type_("projectors", "parked", "list", "--projector", "audit")] == ["e-2"]
 
 
 # Messages -----------------------------------------------------------------------------------------------------------

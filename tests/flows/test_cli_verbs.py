@@ -205,7 +205,7 @@ def test_deleting_many_asks_first(verb: str, redis_url: str, type_: Type, tmp_pa
 
     assert (nobody.code, nobody.err) == (
         2,
-        "bullpen: this deletes for good and needs --yes where nobody can be asked\n",
+        "bullpen: this deletes for good and needs --yes without a terminal to confirm on\n",
     )
     assert no.code == 130
     assert "for good? [y/N]" in no.err
@@ -255,7 +255,7 @@ def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_:
     again = type_("schedules", "run", "emails", "beat")
     assert (again.code, again.err) == (1, f"bullpen: the job '{job_id}' of this scheduler is due already\n")
     cut = type_("schedules", "run", "emails", "daily", "--json")
-    assert (cut.code, "has no job in line" in cut.err) == (1, True)
+    assert (cut.code, "has no next job" in cut.err) == (1, True)
     assert type_("schedules", "run", "emails", "nope").code == 1
 
 

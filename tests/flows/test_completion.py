@@ -59,7 +59,7 @@ def program(tmp_path: Path) -> Path:
     [
         ("que", ["queues"]),
         ("dead-letters red", ["redrive"]),
-        ("projector parked s", ["show", "skip"]),
+        ("projectors parked s", ["show", "skip"]),
         ("queues list --re", ["--redis"]),
         ("queues list --redis redis://x --p", ["--prefix"]),
         ("queues list --json --js", []),

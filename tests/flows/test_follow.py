@@ -185,14 +185,14 @@ def test_a_server_that_goes_away_is_told_and_waited_for(start_server: StartServe
     terminal.wait_for_error("following emails")
 
     server.kill()
-    terminal.wait_for_error("is away; waiting for it")
+    terminal.wait_for_error("is unreachable; waiting for it")
     server.restart()
     terminal.wait_for_error("is back\n")
     work(server.url, "another")
 
     assert terminal.end() == 0
     assert "completed" in terminal.text
-    assert terminal.error.count("is away") == 1
+    assert terminal.error.count("is unreachable") == 1
 
 
 def test_trimmed_events_are_told_and_a_job_is_not_missed_by_them(

@@ -33,7 +33,7 @@ FREE_TEXT = {
 MUST_SHOW = {
     *("jobs list", "jobs show", "jobs logs", "jobs follow", "schedules list", "schedules show"),
     *("dead-letters list", "dead-letters show", "dead-letters groups", "outbox list", "outbox show", "outbox follow"),
-    *("messages list", "messages show", "messages recipients list", "projector parked list", "doctor"),
+    *("messages list", "messages show", "messages recipients list", "projectors parked list", "doctor"),
 }
 """Commands that certainly print something that was stored: the test would see nothing else."""
 NOT_HERE = {
@@ -93,7 +93,7 @@ def evil(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     shutil.copy(sqlite_template, directory / "ledger.sqlite3")
     with RedisServer.start("valkey") as server:
         known = prepared(server, f"sqlite:///{directory}/ledger.sqlite3", directory)
-        filled = ask(known, "projector backfill", "shop payment --since beginning --yes")
+        filled = ask(known, "projectors backfill", "shop payment --since beginning --yes")
         assert filled.code == 0, filled
         spoil(server, directory / "ledger.sqlite3")
         yield known

@@ -136,7 +136,7 @@ def test_the_command_line_wins_over_the_code(tmp_path: Path, redis_url: str, app
 
     host = redis_url.removeprefix("redis://")
     assert f"taking jobs from emails on {host}, database 0, prefix told" in line
-    assert "--redis is used instead of Connection(127.0.0.1:1), which the code names" in command.output
+    assert "--redis is used instead of Connection(127.0.0.1:1), which is in the code" in command.output
 
 
 def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None:
@@ -169,8 +169,8 @@ def test_a_part_alone_says_what_it_does_and_a_missing_one_what_to_do(shop: Path,
     ("target", "code", "told"),
     [
         ("nowhere", 2, "there is no module 'nowhere'"),
-        ("shop:nothing", 2, "'shop' has no Bullpen called 'nothing'; it has shop:app, shop:empty"),
-        ("shop:number", 2, "'shop' has no Bullpen called 'number'"),
+        ("shop:nothing", 2, "'shop' has no Bullpen object named 'nothing'; it has shop:app, shop:empty"),
+        ("shop:number", 2, "'shop' has no Bullpen object named 'number'"),
         ("shop:empty", 2, "the app has nothing to run"),
         (":app", 2, "expected MODULE:APP"),
         ("wrong", 2, "--prefix: expected"),
@@ -199,7 +199,7 @@ def test_a_program_that_fails_while_it_is_imported_shows_where(shop: Path) -> No
 def test_an_unknown_log_level_is_refused(shop: Path) -> None:
     answer = cli("run", "shop", "--log-level", "loud", cwd=shop)
 
-    assert (answer.code, answer.err) == (2, "bullpen: 'loud' is no log level; write debug, info, warning or error\n")
+    assert (answer.code, answer.err) == (2, "bullpen: 'loud' is not a log level; write debug, info, warning or error\n")
 
 
 # One process --------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_thread_that_does_not_stop_does_not_keep_the_process(shop: Path, redis
         command.terminate()
 
         assert command.wait(timeout=15) == 0
-    assert "leaving without 1 handler thread" in command.output
+    assert "exiting although 1 handler thread" in command.output
 
 
 def test_a_thread_that_is_about_to_end_is_no_thread_that_does_not_stop(shop: Path, redis_url: str) -> None:
@@ -330,7 +330,7 @@ def test_a_wrong_command_is_not_started_again_and_again(shop: Path) -> None:
     with child("run", "shop:nothing", "--processes", "2", cwd=shop) as command:
         assert command.wait() == 2
 
-    assert "has no Bullpen called 'nothing'" in command.output
+    assert "has no Bullpen object named 'nothing'" in command.output
     assert "starting it again" not in command.output
 
 
@@ -390,9 +390,9 @@ def test_a_third_signal_kills(shop: Path, redis_url: str) -> None:
         command.wait_for("running stuck")
 
         command.terminate()
-        command.wait_for("once more hurries")
+        command.wait_for("a second signal hurries")
         command.terminate()
-        command.wait_for("once more kills")
+        command.wait_for("another signal kills")
         command.terminate()
         command.wait_for("the check for stalled jobs gives their running jobs back")
 

@@ -49,7 +49,7 @@ def test_pages_are_served_and_logs_are_json(redis_url: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--log-format", "yaml"), "'yaml' is no log format; write console or json"),
+        (("--log-format", "yaml"), "'yaml' is not a log format; write console or json"),
         (("--http", "nowhere"), "HOST:PORT, such as 127.0.0.1:9464"),
     ],
 )

@@ -112,7 +112,7 @@ USES: dict[str, Use] = {
     "operations list": Use("", r"no operations"),
     "operations show": Use("nothing", r"there is no operation 'nothing'", code=1),
     "operations stop": Use("nothing", r"there is no operation 'nothing'", code=1),
-    "operations resume": Use("", r"nothing is left to do"),
+    "operations resume": Use("", r"nothing to do"),
     "alerts list": Use("", r"no incident is open"),
     "alerts test": Use("", r"stored: ", env={"BULLPEN_ALERTS_WEBHOOK_URL": "https://alerts.example.com/"}),
     "outbox list": Use("--status dead", r"HTTP_400|answered"),
@@ -127,17 +127,17 @@ USES: dict[str, Use] = {
     "outbox tenants remove": Use("acme", r"acme"),
     "outbox destinations list": Use("", r"in order"),
     "outbox destinations disable": Use("webhook:partnerY --reason moving", r"disabled: webhook:partnerY"),
-    "outbox destinations enable": Use("webhook:partnerZ", r"nothing to enable", code=1),
+    "outbox destinations enable": Use("webhook:partnerZ", r"nothing was changed", code=1),
     "outbox destinations test": Use("echo:x --app shop", r"Accepted"),
     "outbox destinations replay": Use(
         "webhook:partnerX --label again", r"Send again everything", typed="y\n", asks=True
     ),
-    "projector list": Use("shop", r"lag"),
-    "projector backfill": Use("shop payment --since 2", r"Send events since", typed="y\n", asks=True),
-    "projector parked list": Use("", r"ZeroDivision"),
-    "projector parked show": Use("1", r"payment"),
-    "projector parked retry": Use("1", r"retry: 1"),
-    "projector parked skip": Use("1", r"Pass over these events", code=130, typed="n\n", asks=True),
+    "projectors list": Use("shop", r"lag"),
+    "projectors backfill": Use("shop payment --since 2", r"Send events since", typed="y\n", asks=True),
+    "projectors parked list": Use("", r"ZeroDivision"),
+    "projectors parked show": Use("1", r"payment"),
+    "projectors parked retry": Use("1", r"retry: 1"),
+    "projectors parked skip": Use("1", r"Skip these events", code=130, typed="n\n", asks=True),
     "workflows list": Use("shop", r"parcel"),
     "workflows show": Use("shop parcel", r"new +send +sent"),
     "workflows lint": Use("shop", r"nothing is doubtful"),
@@ -186,7 +186,7 @@ def world(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, warm:
     with RedisServer.start("valkey") as server:
         known = prepared(server, f"sqlite:///{directory}/ledger.sqlite3", directory)
         filled = warm.run(
-            "projector", "backfill", "shop", "payment", "--since", "beginning", "--yes", cwd=directory, env=_env(known)
+            "projectors", "backfill", "shop", "payment", "--since", "beginning", "--yes", cwd=directory, env=_env(known)
         )
         assert filled.code == 0, filled
         yield known
@@ -281,7 +281,7 @@ def test_a_value_that_makes_no_sense_gets_one_line_and_exit_code_2(
         "runs credits grant": ["--tenant", "a", "--reference", "b"],
         "outbox destinations replay": ["--label", "x", "--yes"],
         "outbox redrive": ["--all"],
-        "projector backfill": ["--since", "0", "--yes"],
+        "projectors backfill": ["--since", "0", "--yes"],
         "schedules preview": ["--every", "1m"],
         "schedules add": ["--every", "1m"],
     }

@@ -13,7 +13,7 @@ import pytest
 
 from bullpen.cli.show import width_of
 from bullpen.cli.top import Sort, View
-from bullpen.ops.overview import QueueLook
+from bullpen.ops.overview import QueueSnapshot
 from bullpen.queue import Queue
 from tests.conftest import StartServer
 from tests.flows._cli import cli
@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_is_told_waited_for_and_met_again(
     terminal.wait_for(r"emails\s+1\s")
 
     server.kill()
-    terminal.wait_for("server away, trying again")
+    terminal.wait_for("server unreachable, trying again")
     seen = len(terminal.text)
     server.restart()
     fill(server.url, emails=7)
@@ -101,7 +101,7 @@ def test_a_server_that_hangs_is_told_and_q_still_quits(start_server: StartServer
     terminal.wait_for(r"emails\s+1\s")
 
     with server.paused():
-        terminal.wait_for("server away, trying again; the numbers are [0-9]+ s old: no answer")
+        terminal.wait_for("server unreachable, trying again; the numbers are [0-9]+ s old: no answer")
         terminal.type("q")
         assert terminal.end() == 0
 
@@ -175,9 +175,9 @@ def test_what_makes_no_sense_is_told(redis_url: str, tmp_path: Path) -> None:
 # Drawing, without a terminal ----------------------------------------------------------------------------------------
 
 
-def looks(count: int) -> list[QueueLook]:
+def looks(count: int) -> list[QueueSnapshot]:
     return [
-        QueueLook(f"a-queue-with-a-long-name-{n:03}", waiting=n, active=count - n, failed=n % 3, oldest_ms=n * 1000)
+        QueueSnapshot(f"a-queue-with-a-long-name-{n:03}", waiting=n, active=count - n, failed=n % 3, oldest_ms=n * 1000)
         for n in range(count)
     ]
 
@@ -208,9 +208,9 @@ def test_a_narrow_window_keeps_the_columns_that_matter_and_a_low_one_counts_the_
 
 def test_each_order_puts_the_largest_first() -> None:
     many = [
-        QueueLook("a", waiting=1, active=2, delayed=3, failed=4, oldest_ms=5, added_per_s=6, dead_letters=7),
-        QueueLook("b", waiting=2, active=3, delayed=4, failed=5, oldest_ms=6, added_per_s=7, dead_letters=8),
-        QueueLook("c"),
+        QueueSnapshot("a", waiting=1, active=2, delayed=3, failed=4, oldest_ms=5, added_per_s=6, dead_letters=7),
+        QueueSnapshot("b", waiting=2, active=3, delayed=4, failed=5, oldest_ms=6, added_per_s=7, dead_letters=8),
+        QueueSnapshot("c"),
     ]
 
     for sort in get_args(Sort):
@@ -219,7 +219,7 @@ def test_each_order_puts_the_largest_first() -> None:
 
 
 def test_a_name_cannot_command_the_terminal() -> None:
-    view = View("bullpen top", 2, looks=[QueueLook("x\x1b[2J")], at_ms=1, is_searching=False)
+    view = View("bullpen top", 2, looks=[QueueSnapshot("x\x1b[2J")], at_ms=1, is_searching=False)
 
     assert all("\x1b" not in line for line in view.screen(80, 24))
 
@@ -227,18 +227,18 @@ def test_a_name_cannot_command_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("look", "shown"),
     [
-        (QueueLook("q", waiting=99_999), " 99999 "),
-        (QueueLook("q", waiting=123_456), " 123k "),
-        (QueueLook("q", waiting=12_345_678), " 12M "),
-        (QueueLook("q", oldest_ms=7_200_000), " 2h "),
-        (QueueLook("q", added_per_s=0.25), " 0.2 "),
-        (QueueLook("q", added_per_s=250.4), " 250 "),
-        (QueueLook("q", paused=True), " paused"),
-        (QueueLook("q", problem="WRONGTYPE"), " unread"),
-        (QueueLook("q"), " ? "),
+        (QueueSnapshot("q", waiting=99_999), " 99999 "),
+        (QueueSnapshot("q", waiting=123_456), " 123k "),
+        (QueueSnapshot("q", waiting=12_345_678), " 12M "),
+        (QueueSnapshot("q", oldest_ms=7_200_000), " 2h "),
+        (QueueSnapshot("q", added_per_s=0.25), " 0.2 "),
+        (QueueSnapshot("q", added_per_s=250.4), " 250 "),
+        (QueueSnapshot("q", paused=True), " paused"),
+        (QueueSnapshot("q", problem="WRONGTYPE"), " unread"),
+        (QueueSnapshot("q"), " ? "),
     ],
 )
-def test_numbers_stay_short(look: QueueLook, shown: str) -> None:
+def test_numbers_stay_short(look: QueueSnapshot, shown: str) -> None:
     view = View("bullpen top", 2, looks=[look], at_ms=1, is_searching=False)
 
     assert shown in f"{view.table(200, 5)[1]} "

@@ -103,7 +103,7 @@ async def test_a_foreign_listener_hears_the_whole_life_of_our_jobs_without_an_er
 async def test_any_value_that_we_return_reaches_a_foreign_listener_unchanged(
     value: Any, other: PeerSide, queue: Queue, interop_url: str
 ) -> None:
-    """One event that is no JSON would stop Node's listener for good."""
+    """One event that is not JSON would stop Node's listener for good."""
     await other.peer.call("startQueueEvents", queue="q")
 
     async def handle(job: Job) -> Any:

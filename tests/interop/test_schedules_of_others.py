@@ -126,7 +126,7 @@ async def test_what_we_cannot_compute_goes_back_for_another_client(
 
     with caplog.at_level(logging.ERROR, "bullpen.worker"):
         await ours.start_worker("w", "q", {})
-        await until(lambda: "goes back for another client" in caplog.text, "the error line")
+        await until(lambda: "to the queue for another client" in caplog.text, "the error line")
         await ours.close_worker("w")
 
     refused = next(one for one in await metrics.collect() if one.name == "bullpen_schedules_refused_total")

@@ -244,7 +244,7 @@ async def test_events_are_history(ledger: Ledger, statement: str) -> None:
         ("s", [], {}, "at least one event"),
         ("s", ["x"], {}, "NewEvent"),
         ("s", [an_event(type="t" * 121)], {}, "at most 120"),
-        ("s", [an_event(type="$system")], {}, "a type of your own"),
+        ("s", [an_event(type="$system")], {}, "your own event type"),
         ("s", [an_event(), an_event()], {"expected_version": -2}, "expected_version"),
         ("s", [NewEvent(type="t", data={1, 2}, metadata=an_event().metadata)], {}, "data"),
         ("s", [NewEvent(type="t", data="\0", metadata=an_event().metadata)], {}, r"U\+0000"),

@@ -18,7 +18,7 @@ from bullpen.ledger.parts import PARTS, command_that_makes, steps_for, table_par
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.doctor import Level, examine
 from bullpen.ops.exporter import LedgerSource
-from bullpen.ops.signs import ledger_signs
+from bullpen.ops.symptoms import ledger_symptoms
 from bullpen.redis import Connection
 from bullpen.runs import Runs
 from bullpen.settings import Settings
@@ -143,7 +143,7 @@ async def test_roles_are_given_rights_on_what_is_there(
 
     await as_tenant.check()
     await as_service.outbox.enqueue(item())
-    assert await ledger_signs(as_service, SymptomLimits()) == []
+    assert await ledger_symptoms(as_service, SymptomLimits()) == []
 
     await ledger.migrate(parts=["runs"])
     as_tenant.use("runs")

@@ -176,7 +176,7 @@ async def ledger_as(server: PostgresServer, database: str, role: str, duty: str)
         (ROLES.service, "tenant", "sees all tenants"),
         (ROLES.service, "worker", "sees all tenants"),
         (ROLES.tenant, "worker", "is not shop_worker"),
-        (ROLES.worker, "tenant", "moves runs along"),
+        (ROLES.worker, "tenant", "changes the state of runs"),
         (ROLES.tenant, "service", "is not shop_service"),
     ],
 )

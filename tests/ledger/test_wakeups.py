@@ -97,5 +97,5 @@ async def test_a_listener_comes_back_after_the_server(
 
         await ledger.aclose()
     lines = [record.getMessage() for record in caplog.records if record.name == "bullpen.ledger"]
-    assert len([line for line in lines if "no longer tells" in line]) == 1
-    assert len([line for line in lines if "tells of new rows again" in line]) == 1
+    assert len([line for line in lines if "no longer sends notifications" in line]) == 1
+    assert len([line for line in lines if "sends notifications of new rows again" in line]) == 1

@@ -394,14 +394,14 @@ async def test_what_is_said_wrong_is_refused_where_it_is_said(tmp_path: Path) ->
         messages.sender()
     with pytest.raises(InvalidOption, match="'same_key', 'resend', 'look_up' or 'park'"):
         messages.channel("email", Provider(), after_crash="pray")  # type: ignore[call-overload]
-    with pytest.raises(InvalidOption, match="none beside texts that have their own"):
+    with pytest.raises(InvalidOption, match="none, because the texts have their own"):
         messages.occasion("x", text={"": Any}, subject="y")  # type: ignore[dict-item]
     with pytest.raises(InvalidOption, match="channel: expected a name"):
         messages.channel("", Provider(), after_crash="park")
     with pytest.raises(InvalidOption, match="'scheduler' and 'sender'"):
         Messages(app.ledger, MemoryClient(), roles=("janitor",))
     _ = messages.messaging
-    with pytest.raises(InvalidOption, match="registered before anything is sent"):
+    with pytest.raises(InvalidOption, match="registration before the first message is sent"):
         messages.occasion("late", text="x")
     assert messages.occasions.get("birthday").rule.repeats == "yearly"
     await app.aclose()

@@ -51,7 +51,7 @@ async def test_orders_on_rabbitmq_are_among_all_dead_letters(
 
         (found,) = [each async for each in console.find()]
         assert found.store == f"{base}.dlq"
-        with pytest.raises(DeadLetterNotEditable, match="mend the recipient"):
+        with pytest.raises(DeadLetterNotEditable, match="correct the recipient"):
             await console.edit(found.store, found.letter.id, merge={"x": 1})
         await console.discard(found.store, found.letter.id, by="ada")
         (entry,) = await app.ledger.audit.read()

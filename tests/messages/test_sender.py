@@ -184,7 +184,7 @@ async def test_what_is_no_order_is_a_permanent_error(
     messages = make_messages()
     row = await queued(messages, ledger)
 
-    with pytest.raises(PermanentError, match="this is no order for a message"):
+    with pytest.raises(PermanentError, match="this is not an order for a message"):
         await sender_of(messages).handle(order_for(row, **changes))
 
 
@@ -374,9 +374,9 @@ def test_a_channel_says_itself_what_an_unclear_end_means(make_messages: MakeMess
     searchable.when_unknown = "park"  # type: ignore[attr-defined]
     assert messages.channel("c", searchable).after_crash == "park"
     assert messages.channel("d", searchable, after_crash="same_key").after_crash == "same_key"
-    with pytest.raises(InvalidOption, match="a channel that cannot be asked"):
+    with pytest.raises(InvalidOption, match="because the channel has no look_up"):
         messages.channel("e", Provider(), after_crash="look_up")
-    with pytest.raises(InvalidOption, match="a function cannot say"):
+    with pytest.raises(InvalidOption, match="a function has no default"):
         messages.channel("f")  # type: ignore[call-overload]
 
 

@@ -20,7 +20,7 @@ from bullpen.ledger.incidents import IncidentVerdict
 from bullpen.ops.alert_options import AlertTiming, SymptomLimits
 from bullpen.ops.alerts import ALERT_EVENT, Seen, Target, Watcher
 from bullpen.ops.incidents import judge
-from bullpen.ops.signs import RULES, Sign, ledger_signs, queue_signs
+from bullpen.ops.symptoms import RULES, Symptom, ledger_symptoms, queue_symptoms
 from bullpen.ports.dead_letters import DeadLetter
 from bullpen.redis import Connection
 from bullpen.settings import Settings
@@ -31,14 +31,14 @@ from tests.databases import ROLES, item
 from tests.flows._cli import child, cli
 
 HOOK = Target("webhook:ops")
-SIGN = Sign("dead_letters", "mails-dlq", 3, "3 dead letters wait for somebody", "bullpen dead-letters list mails")
+SIGN = Symptom("dead_letters", "mails-dlq", 3, "3 dead letters need attention", "bullpen dead-letters list mails")
 ALL_SOURCES = frozenset(rule.source for rule in RULES.values())
 
 
 class Eyes:
     """A look that a test decides."""
 
-    def __init__(self, *signs: Sign) -> None:
+    def __init__(self, *signs: Symptom) -> None:
         self.seen = Seen(signs, ALL_SOURCES)
         self.looks = 0
         self.before: Any = None
@@ -86,7 +86,7 @@ async def test_an_incident_is_stored_with_the_message_that_tells_of_it(ledger: L
     metrics = await one.collect()
 
     assert row.payload["text"] == (
-        "[bullpen production] dead_letters\nmails-dlq: 3 dead letters wait for somebody\n"
+        "[bullpen production] dead_letters\nmails-dlq: 3 dead letters need attention\n"
         "fix: bullpen dead-letters list mails"
     )
     (shown,) = row.payload["incidents"]
@@ -174,7 +174,7 @@ async def test_who_was_overtaken_writes_nothing(ledger: Ledger) -> None:
 
 
 async def test_what_could_not_be_read_is_not_over(ledger: Ledger) -> None:
-    eyes = Eyes(SIGN, Sign("outbox_dead", "outbox", 1, "1 delivery failed finally", "look"))
+    eyes = Eyes(SIGN, Symptom("outbox_dead", "outbox", 1, "1 delivery failed finally", "look"))
     await watcher(ledger, eyes).watch()
     eyes.seen = Seen([], frozenset({"redis", "ledger"}))
     later(ledger, 60_000)
@@ -220,7 +220,7 @@ async def test_queues_show_their_signs_at_their_limits(
     redis_url: str, connection: Connection, redis_server: RedisServer
 ) -> None:
     async def signs(**limits: int) -> list[tuple[str, str]]:
-        found = await queue_signs(connection, "bull", replace(OFF, **limits))
+        found = await queue_symptoms(connection, "bull", replace(OFF, **limits))
         return [(sign.rule, sign.subject) for sign in found]
 
     client: Any = redis_server.client()
@@ -234,7 +234,7 @@ async def test_queues_show_their_signs_at_their_limits(
         assert await signs(queue_late_ms=90_000) == []
         assert await signs(queue_late_ms=59_000, no_worker_ms=59_000) == [("no_worker", "mails")], "one cause, one sign"
         await queue.pause()
-        (late,) = await queue_signs(connection, "bull", replace(OFF, queue_late_ms=1_000))
+        (late,) = await queue_symptoms(connection, "bull", replace(OFF, queue_late_ms=1_000))
         assert (late.fix, "paused" in late.message) == ("bullpen queues resume mails", True)
         store = queue.dead_letters
         for number in range(2):
@@ -258,7 +258,7 @@ async def test_queues_show_their_signs_at_their_limits(
 
 async def test_the_ledger_shows_its_signs_at_their_limits(ledger: Ledger) -> None:
     async def signs(**limits: int) -> list[tuple[str, str]]:
-        return [(sign.rule, sign.subject) for sign in await ledger_signs(ledger, replace(OFF, **limits))]
+        return [(sign.rule, sign.subject) for sign in await ledger_symptoms(ledger, replace(OFF, **limits))]
 
     await ledger.outbox.enqueue_many([item(1)])
     (row,) = await ledger.outbox.claim_due_batch("w", lease_ms=1_000)
@@ -280,7 +280,7 @@ async def test_the_ledger_shows_its_signs_at_their_limits(ledger: Ledger) -> Non
     await ledger.destinations.trip(row.integration_type, pause_ms=600_000, longest_ms=600_000)
 
     async def why() -> tuple[str, str]:
-        found = await ledger_signs(ledger, replace(OFF, outbox_late_ms=59_000))
+        found = await ledger_symptoms(ledger, replace(OFF, outbox_late_ms=59_000))
         (sign,) = [each for each in found if each.subject == row.integration_type]
         return sign.message.rpartition(" ago, and ")[2], sign.command
 
@@ -433,7 +433,7 @@ async def test_workers_work_although_nobody_can_watch(redis_url: str, caplog: py
 
     run = asyncio.create_task(app.run(signals=False))
     assert await (await app.queue("mails").add("mail")).result(timeout=20_000) == "sent"
-    await eventually(lambda: "nothing is watched until the database is back" in caplog.text)
+    await eventually(lambda: "nothing is watched until the database answers again" in caplog.text)
     assert (await app.health.report()).checks["ledger"], "and /readyz says why"
     await app.stop()
     await run
@@ -452,7 +452,7 @@ async def test_a_process_that_sees_one_tenant_does_not_watch(
         alerts_webhook_url="https://example.com/hook",
     )
     async with Bullpen(redis_url, settings=settings) as app:
-        with pytest.raises(NotConfigured, match="alerts look at all tenants"):
+        with pytest.raises(NotConfigured, match="alerts cover all tenants"):
             await app.run(signals=False, only=["alerts"])
 
 
@@ -481,4 +481,4 @@ async def test_the_command_lists_incidents_and_sends_a_test(redis_url: str, sqli
         assert (await rows_of(ledger))[0].payload["text"] == "[bullpen] this is a test, sent by ada"
     (shown,) = json.loads((await run("list", "--json")).out)
     assert (shown["rule"], shown["subject"], shown["fix"]) == ("dead_letters", "mails-dlq", SIGN.fix)
-    assert "3 dead letters wait" in (await run("list")).out
+    assert "3 dead letters need attention" in (await run("list")).out

@@ -103,7 +103,7 @@ async def test_one_is_sent_back_or_thrown_away_and_somebody_did_it(
         await console.redrive("mails-dlq", "dl-1-1", by="ada")
     with pytest.raises(DeadLetterNotFound):
         await console.discard("mails-dlq", "dl-2-1", by="ada")
-    with pytest.raises(InvalidOption, match="the name of who asks"):
+    with pytest.raises(InvalidOption, match="the name of the person or program that acts"):
         await console.redrive("mails-dlq", "dl-0-1", by=" ")
     with pytest.raises(InvalidOption, match="one of integration_outbox, mails-dlq"):
         await console.get("typo", "dl-0-1")

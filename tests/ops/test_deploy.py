@@ -12,7 +12,7 @@ import pytest
 
 from bullpen.app import ROLES
 from bullpen.cli import commands
-from bullpen.ops.signs import RULES
+from bullpen.ops.symptoms import RULES
 from bullpen.settings import Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -19,7 +19,7 @@ from bullpen.ledger import Ledger, OutboxItem, tables
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.doctor import Advice, Level, examine
 from bullpen.ops.exporter import LedgerSource, ServerSource
-from bullpen.ops.signs import RULES, queue_signs, signs_of_queue
+from bullpen.ops.symptoms import RULES, queue_symptoms, signs_of_queue
 from bullpen.outbox import EventRoutes
 from bullpen.plugins.sources.sql import SqlEvents
 from bullpen.ports.source import SourceEvent
@@ -171,7 +171,7 @@ async def test_dead_letters_and_work_that_waits_too_long(redis_url: str, redis_s
         client.hset(f"bull:mails:{job.id}", "timestamp", job.timestamp - 7_200_000)
         found = await ask(redis_url)
     (kept,) = [each.message for each in found if (each.subject, each.check) == ("queue mails-dlq", "library")]
-    assert kept == "1 dead letter kept for somebody to look at"
+    assert kept == "1 dead letter to be handled by a person"
     assert worst(found, "queue mails-dlq")["dead letters"].fix == "bullpen dead-letters list mails"
     assert "has waited 2h 00m" in worst(found, "queue mails")["workers"].message
 
@@ -338,7 +338,7 @@ async def test_the_level_that_outlives_a_failover_is_told_from_the_replicas(star
     assert (fits.level, "Durability.replicated(2)" in fits.message) == (Level.GOOD, True)
     assert (warns.level, warns.fix) == (
         Level.WARNING,
-        "Add with `Durability.replicated(2)` what must outlive a failover",
+        "Add with `Durability.replicated(2)` data that must survive a failover",
     )
 
 
@@ -350,7 +350,7 @@ async def test_what_stays_of_finished_jobs_is_told_and_too_much_of_it_is_a_warni
         await queue.add("mail")
     told = next(advice for advice in await ask(redis_url) if advice.check == "retention")
     assert (told.level, told.subject) == (Level.GOOD, "queue mails")
-    assert "1000 completed ones stay for 24 h, failed ones with a dead letter for 7 days" in told.message
+    assert "1000 completed jobs are kept for 24 h, failed ones with a dead letter for 7 days" in told.message
 
     client: Any = redis_server.client()
     pipeline = client.pipeline(transaction=False)
@@ -372,7 +372,7 @@ async def test_alerts_and_exporter_do_not_wait_for_a_reader_of_announcements(red
         await asyncio.sleep(0.01)
 
         found = await ask(redis_url)
-        signs = await queue_signs(connection, "bull", late)
+        signs = await queue_symptoms(connection, "bull", late)
         exported = {metric.name: metric.samples for metric in await ServerSource(connection, "bull").read()}
     await connection.aclose()
 
@@ -399,7 +399,7 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
     assert (off.level, "1 row to deliver" in off.message) == (Level.WARNING, True)
     assert (broken.level, "opened 1 time since it last worked" in broken.message) == (Level.WARNING, True)
     parked = found[f"ledger {ledger.database.address}", "parked events"]
-    assert (parked.level, parked.fix) == (Level.WARNING, "bullpen projector parked list")
+    assert (parked.level, parked.fix) == (Level.WARNING, "bullpen projectors parked list")
     is_broken = exported["bullpen_outbox_destination_broken"]
     assert {each.labels["integration_type"]: each.value for each in is_broken} == {
         "webhook:broken": 1.0,
@@ -411,4 +411,4 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
     overview = await asyncio.to_thread(
         partial(cli, "dead-letters", "stats", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_DATABASE_URL": url})
     )
-    assert "parked events of projectors: 1; bullpen projector parked list" in overview.err
+    assert "parked events of projectors: 1; bullpen projectors parked list" in overview.err

@@ -132,7 +132,7 @@ async def test_a_tenant_edits_its_own_only_and_cannot_give_work_away(parcels: Qu
     forged = make_edit({"n": 1}, data={"tenantId": "zeta", "n": 1})
     with pytest.raises(InvalidOption, match="tenantId"):
         await acme.redrive_edited("parcels-dlq", "dl-a-1", forged, by="eve")
-    with pytest.raises(InvalidOption, match="the name of who asks"):
+    with pytest.raises(InvalidOption, match="the name of the person or program that acts"):
         await acme.redrive_edited("parcels-dlq", "dl-a-1", edit, by=" ")
     assert await acme.redrive_edited("parcels-dlq", "dl-a-1", edit, by="ada") == "a"
 
@@ -197,7 +197,7 @@ async def test_stores_that_take_no_edit_say_what_to_do(redis_url: str, sqlite_ur
             await app.queue(queue).dead_letters.put(letter)
         console = await app.dead_letters()
 
-        for queue, advice in (("workflow-execution", "submit a new run"), (message_queue, "mend the recipient")):
+        for queue, advice in (("workflow-execution", "submit a new run"), (message_queue, "correct the recipient")):
             with pytest.raises(DeadLetterNotEditable, match=advice):
                 await console.edit(f"{queue}-dlq", "dl-1-1", merge={"n": 2})
             edit = make_edit({"n": 1}, data={"n": 2})
@@ -207,7 +207,7 @@ async def test_stores_that_take_no_edit_say_what_to_do(redis_url: str, sqlite_ur
         with pytest.raises(InvalidOption, match="either data"):
             await console.edit("mails-dlq", "dl-1-1", data=KEEP)
         plain = DeadLetterConsole([cast("DeadLetterStore", _PlainStore())])
-        with pytest.raises(DeadLetterNotEditable, match="sends letters back as they are"):
+        with pytest.raises(DeadLetterNotEditable, match="cannot edit a payload"):
             await plain.edit("plain", "dl-1-1", merge={"n": 2})
 
         await console.discard("mails-dlq", "dl-1-1", by="grace")
@@ -223,7 +223,7 @@ async def test_what_cannot_be_written_down_is_not_done(parcels: Queue, redis_url
     await fail_one(parcels, {"to": "Ada"}, url=redis_url)
 
     async def audit(*_: Any) -> None:
-        raise ConnectionError("the database is away")
+        raise ConnectionError("the database does not answer")
 
     console = DeadLetterConsole([parcels.dead_letters], audit=audit)
     _, edit = await console.edit("parcels-dlq", "dl-1-1", merge={"to": "Bob"})
@@ -258,12 +258,12 @@ async def test_the_command_previews_sends_and_tells(parcels: Queue, redis_url: s
     dry = await run("edit", "parcels-dlq", "dl-1-1", "--data", "@new.json", "--dry-run", "--json")
     assert json.loads(dry.out)["changed"] == ["street"] and json.loads(dry.out)["id"] is None
     for arguments, problem in (
-        (["--merge", "{}", "--data", "{}"], "say one of --data, --merge and --editor, not --data and --merge"),
-        ([], "say --data or --merge where nobody can edit"),
-        (["--data", "{}"], "needs --yes where nobody can be asked"),
-        (["--data", "{oops", "--yes"], "is no JSON"),
+        (["--merge", "{}", "--data", "{}"], "pass only one of --data, --merge and --editor, not --data and --merge"),
+        ([], "pass --data or --merge without a terminal to edit on"),
+        (["--data", "{}"], "needs --yes without a terminal to confirm on"),
+        (["--data", "{oops", "--yes"], "is not JSON"),
         (["--data", "@missing.json", "--yes"], "'missing.json' cannot be read as JSON"),
-        (["--data", '{"to": "Ada", "street": ""}', "--yes"], "another payload than the stored one"),
+        (["--data", '{"to": "Ada", "street": ""}', "--yes"], "a payload that differs from the stored one"),
     ):
         wrong = await run("edit", "parcels", "dl-1-1", *arguments)
         assert (wrong.code, problem in wrong.err) == (2, True), wrong.err
@@ -314,7 +314,7 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
 ) -> None:
     await fail_one(parcels, {"to": "Ada", "street": ""}, url=redis_url)
     editor = tmp_path / "editor.sh"
-    # First it leaves something that is no JSON, then it mends the street; what it was given stays for the test.
+    # First it leaves something that is not JSON, then it mends the street; what it was given stays for the test.
     editor.write_text(
         '#!/bin/sh\ncp "$1" given.json; stat -c %a "$1" > mode\n'
         'if [ -e broken ]; then sed "s/oops//; s/\\"street\\": \\"\\"/\\"street\\": \\"Rue 3\\"/" -i "$1"\n'
@@ -343,7 +343,7 @@ async def test_an_editor_opens_on_a_terminal_and_nothing_is_sent_unasked(
 
 
 @pytest.mark.parametrize(
-    ("editor", "said"), [("true", "nothing was changed"), ("false", "failed"), ("/no/such/editor", "say --data")]
+    ("editor", "said"), [("true", "nothing was changed"), ("false", "failed"), ("/no/such/editor", "pass --data")]
 )
 async def test_an_editor_that_changes_nothing_or_fails_sends_nothing(
     parcels: Queue, redis_url: str, tmp_path: Path, warm: Warm, editor: str, said: str

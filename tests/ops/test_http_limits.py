@@ -214,7 +214,7 @@ async def test_without_descriptors_it_pauses_and_says_so_once(caplog: pytest.Log
                 os.close(number)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         lines = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
-        assert len(lines) == 1 and "no connection can be accepted" in lines[0], lines[:3]
+        assert len(lines) == 1 and "connections cannot be accepted" in lines[0], lines[:3]
         waiting.sendall(request())
         async with asyncio.timeout(PATIENCE_S):
             assert (await asyncio.get_running_loop().sock_recv(waiting, 100)).startswith(b"HTTP/1.1 200")

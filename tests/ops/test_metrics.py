@@ -314,7 +314,7 @@ async def test_a_part_that_cannot_count_does_not_take_the_others_with_it(
     assert found[at("bullpen_redis_up", queue="mails")] == 1
     assert at("outbox_pending_total") not in found
     assert at("outbox_claim_duration_ms_count") in found, "what the process counted itself is there"
-    assert "numbers of Away are missing" in caplog.text
+    assert "metrics of Away are missing" in caplog.text
     assert "hunter2" not in caplog.text
 
 

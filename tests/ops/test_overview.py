@@ -9,18 +9,18 @@ import pytest
 
 from bullpen import Connection, Job, Queue, Worker
 from bullpen.errors import JobFailed
-from bullpen.ops.overview import Overview, QueueLook
+from bullpen.ops.overview import Overview, QueueSnapshot
 from bullpen.queue.events import QueueEvents
 from bullpen.queue.job import NewJob
 from bullpen.testing import RedisServer
 from tests.conftest import StartServer
 
 
-def by_name(looks: tuple[QueueLook, ...]) -> dict[str, QueueLook]:
+def by_name(looks: tuple[QueueSnapshot, ...]) -> dict[str, QueueSnapshot]:
     return {look.queue: look for look in looks}
 
 
-async def take(url: str, *names: str) -> dict[str, QueueLook]:
+async def take(url: str, *names: str) -> dict[str, QueueSnapshot]:
     connection = Connection(url)
     try:
         overview = Overview(connection, "bull", names)

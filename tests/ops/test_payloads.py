@@ -68,7 +68,7 @@ def test_the_command_line_shows_seals_and_opens_when_asked(
         "bullpen: --open needs a codec; set BULLPEN_CODEC_KEYS or BULLPEN_CODEC_STORE\n",
     )
     monkeypatch.setenv("BULLPEN_CODEC_KEYS", f"k3:{OLD}")
-    assert "the codec here has k3" in type_("jobs", "show", queue_name, "1", "--open")[2]
+    assert "this codec has k3" in type_("jobs", "show", queue_name, "1", "--open")[2]
 
 
 def test_dead_letters_show_seals(type_: Type, queue_name: str) -> None:
@@ -161,7 +161,7 @@ async def test_a_queue_may_have_a_codec_of_its_own(redis_url: str, queue_name: s
     async with Bullpen(redis_url, codec=Codec({"k1": KEY})) as app:
         job = await app.queue(queue_name, codec=Codec({"k9": OLD})).add("pay", SECRET)
         async with Queue(queue_name, connection=redis_url, codec=app.codec) as other:
-            with pytest.raises(PayloadUnavailable, match="key k9; the codec here has k1"):
+            with pytest.raises(PayloadUnavailable, match="key k9; this codec has k1"):
                 await other.get_job(job.id)
 
 

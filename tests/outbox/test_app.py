@@ -267,7 +267,7 @@ def test_a_route_is_given_once_and_whole() -> None:
 
     outbox = Outbox()
 
-    with pytest.raises(InvalidOption, match="none beside a Route"):
+    with pytest.raises(InvalidOption, match="no other arguments with a Route"):
         outbox.route("webhook:*", Route(channel=SpyChannel()), concurrency=3)
     outbox.route("webhook:*", SpyChannel(), concurrency=3)
 

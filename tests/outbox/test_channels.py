@@ -22,7 +22,7 @@ from bullpen.app import Bullpen
 from bullpen.errors import InvalidOption, NotConfigured
 from bullpen.ledger import OutboxStatus
 from bullpen.plugins._http import AddressGuard, HttpClient, HttpFailed
-from bullpen.plugins._kafka import Brokers, KafkaDoor, Record
+from bullpen.plugins._kafka import Brokers, KafkaDoor, KafkaRecord
 from bullpen.plugins.channels._templates import (
     FieldMissing,
     FieldTemplate,
@@ -83,7 +83,7 @@ def kafka() -> Iterator[MockKafka]:
         yield cluster
 
 
-async def records(cluster: MockKafka, topic: str = "payments") -> list[Record]:
+async def records(cluster: MockKafka, topic: str = "payments") -> list[KafkaRecord]:
     door = KafkaDoor(Brokers.parse(cluster.address))
     try:
         return [record async for record in door.read_all(topic)]

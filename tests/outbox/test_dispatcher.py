@@ -383,7 +383,7 @@ class FlakyStore:
     async def settle(self, *arguments: Any, **options: Any) -> Any:
         if self.failures:
             self.failures -= 1
-            raise DatabaseUnavailable("the database is away")
+            raise DatabaseUnavailable("the database does not answer")
         return await self._store.settle(*arguments, **options)
 
 

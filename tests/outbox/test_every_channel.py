@@ -19,7 +19,7 @@ from bullpen._kernel.log_formats import TELLS_PAYLOADS
 from bullpen.app import Bullpen
 from bullpen.ledger import OutboxStatus
 from bullpen.outbox import Outbox
-from bullpen.plugins._kafka import Brokers, KafkaDoor, Record
+from bullpen.plugins._kafka import Brokers, KafkaDoor, KafkaRecord
 from bullpen.ports.channel import ChannelHealth, Message, SendResult
 from bullpen.settings import Settings
 from bullpen.testing.kafka import PRODUCE, MockKafka, need_kafka
@@ -136,7 +136,7 @@ async def town(request: pytest.FixtureRequest, tmp_path: Path, cluster: MockKafk
         await app.aclose()
 
 
-async def records(cluster: MockKafka) -> list[Record]:
+async def records(cluster: MockKafka) -> list[KafkaRecord]:
     door = KafkaDoor(Brokers.parse(cluster.address))
     try:
         return [record async for record in door.read_all("payments")]

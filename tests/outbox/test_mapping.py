@@ -164,9 +164,9 @@ def test_a_message_may_say_everything_itself() -> None:
         ({"correlationId": "c", "source": "s"}, "lacks occurredAt"),
         ({"correlationId": "c", "source": "s", "occurredAt": "yesterday"}, "ISO 8601"),
         ({"correlationId": "c" * 121, "source": "s", "occurredAt": "2026-01-01T00:00:00Z"}, "correlationId"),
-        ([1], "no JSON object"),
-        (b"{broken", "metadata is no JSON"),
-        (b"\xff\xfe", "metadata is no JSON"),
+        ([1], "not a JSON object"),
+        (b"{broken", "metadata is not JSON"),
+        (b"\xff\xfe", "metadata is not JSON"),
     ],
 )
 def test_an_event_without_its_metadata_is_refused_and_says_why(metadata: Any, told: str) -> None:
@@ -197,7 +197,7 @@ def test_metadata_may_be_optional() -> None:
 
 
 def test_data_that_is_no_json_is_refused_when_a_mapper_looks_at_it() -> None:
-    with pytest.raises(UnreadableEvent, match="data is no JSON"):
+    with pytest.raises(UnreadableEvent, match="data is not JSON"):
         payment_completed(an_event(data_bytes=b"\x00\x01"))
 
 
@@ -263,7 +263,7 @@ def test_routes_are_known_by_name() -> None:
         routes.get("b")
     with pytest.raises(InvalidOption, match="no other route"):
         routes.add(routes.get("a"))
-    with pytest.raises(InvalidOption, match="a function that has none"):
+    with pytest.raises(InvalidOption, match="because the function has none"):
         routes.on("y", to="k:y", since="now")(lambda event: None)
 
 

@@ -277,7 +277,7 @@ async def test_a_commit_on_postgres_wakes_the_dispatcher(
 
 
 async def test_what_only_stores_says_so(ledger: Ledger, make_outbox: MakeOutbox) -> None:
-    with pytest.raises(NotConfigured, match="without a ledger"):
+    with pytest.raises(NotConfigured, match="has no ledger"):
         Outbox().dispatcher()
     with pytest.raises(NotConfigured, match="Redis connection"):
         make_outbox({}).workers()

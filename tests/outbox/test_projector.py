@@ -683,7 +683,7 @@ async def test_a_backfill_may_begin_at_a_position_or_an_instant_and_never_now(
 
     assert (some.done.created, none.done.created) == (1, 0)
     assert await numbers(ledger) == [3]
-    with pytest.raises(InvalidOption, match="about the past"):
+    with pytest.raises(InvalidOption, match="in the past"):
         await projector.backfill("payment", since="now")
     with pytest.raises(InvalidOption, match="one of payment"):
         await projector.backfill("other", since="beginning")
@@ -831,7 +831,7 @@ async def test_a_route_that_comes_after_the_start_is_refused(ledger: Ledger, mak
     routes = payments()
     await make_projector(routes).start()
 
-    with pytest.raises(InvalidOption, match="before the projector begins"):
+    with pytest.raises(InvalidOption, match="before the projector starts"):
         routes.on("order.*", to="webhook:a", since="now", name="late")(lambda event: None)
 
 

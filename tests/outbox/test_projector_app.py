@@ -321,40 +321,40 @@ def shop(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.mark.requirement("X-86", "X-74", "X-40")
 def test_a_backfill_and_what_it_parked(shop: str, type_: Type) -> None:
-    code, out, err = type_("projector", "backfill", shop, "payment", "--since", "beginning", "--yes")
+    code, out, err = type_("projectors", "backfill", shop, "payment", "--since", "beginning", "--yes")
     assert (code, out.strip()) == (0, "events: 3, created: 2, duplicates: 0, parked: 1, position: 3"), err
     code, out, _ = type_(
-        "projector", "backfill", f"{shop}:app", "payment", "--since", "0", "--yes", "--restart", "--json"
+        "projectors", "backfill", f"{shop}:app", "payment", "--since", "0", "--yes", "--restart", "--json"
     )
     assert json.loads(out)["duplicates"] == 2
 
-    code, out, _ = type_("projector", "parked", "list", "--json")
+    code, out, _ = type_("projectors", "parked", "list", "--json")
     (parked,) = json.loads(out)
     number = str(parked["event"])
     assert (parked["route"], parked["error"]) == ("payment", "ZeroDivisionError: division by zero")
-    assert "ZeroDivisionError" in type_("projector", "parked", "list")[1]
-    shown = json.loads(type_("projector", "parked", "show", number, "--json")[1])
+    assert "ZeroDivisionError" in type_("projectors", "parked", "list")[1]
+    shown = json.loads(type_("projectors", "parked", "show", number, "--json")[1])
     assert shown["data"]["number"] == 0
     assert shown["metadata"]["correlationId"] == "c-0"
-    assert "correlationId" in type_("projector", "parked", "show", number)[1]
+    assert "correlationId" in type_("projectors", "parked", "show", number)[1]
 
-    assert type_("projector", "parked", "retry", number)[:2] == (0, "retry: 1\n")
-    assert json.loads(type_("projector", "parked", "list", "--json")[1])[0]["retryWanted"] is True
-    code, _, err = type_("projector", "parked", "retry", number, "99")
+    assert type_("projectors", "parked", "retry", number)[:2] == (0, "retry: 1\n")
+    assert json.loads(type_("projectors", "parked", "list", "--json")[1])[0]["retryWanted"] is True
+    code, _, err = type_("projectors", "parked", "retry", number, "99")
     assert (code, "not there: 99" in err) == (1, True)
-    assert json.loads(type_("projector", "parked", "skip", "--all", "--yes", "--json")[1]) == {"skip": [int(number)]}
-    assert "nothing is parked" in type_("projector", "parked", "list")[2]
-    code, _, err = type_("projector", "parked", "show", number)
+    assert json.loads(type_("projectors", "parked", "skip", "--all", "--yes", "--json")[1]) == {"skip": [int(number)]}
+    assert "nothing is parked" in type_("projectors", "parked", "list")[2]
+    code, _, err = type_("projectors", "parked", "show", number)
     assert (code, "no parked event" in err) == (1, True)
 
 
 def test_how_far_projectors_are(shop: str, type_: Type) -> None:
-    code, out, _ = type_("projector", "list", shop, "--json")
+    code, out, _ = type_("projectors", "list", shop, "--json")
     (status,) = json.loads(out)
     assert code == 0
     assert (status["name"], status["position"], status["head"], status["lag"]) == ("default", None, 3, None)
     assert status["routes"] == {"payment": "now"}
-    assert "unknown" in type_("projector", "list", shop)[1]
+    assert "unknown" in type_("projectors", "list", shop)[1]
 
 
 @pytest.mark.parametrize(
@@ -364,12 +364,12 @@ def test_how_far_projectors_are(shop: str, type_: Type) -> None:
         (("backfill", "{app}", "payment", "--since", "2026-05-01T00:00:00", "--yes"), "an instant with its zone"),
         (("backfill", "{app}", "nope", "--since", "0", "--yes"), "one of payment"),
         (("backfill", "{app}", "payment", "--since", "0", "--yes", "--projector", "x"), "there is default"),
-        (("parked", "retry"), "name the events, or say --all"),
-        (("parked", "retry", "1", "--all"), "name the events, or say --all"),
+        (("parked", "retry"), "name the events, or pass --all"),
+        (("parked", "retry", "1", "--all"), "name the events, or pass --all"),
     ],
 )
 def test_commands_that_make_no_sense_say_why(shop: str, type_: Type, words: tuple[str, ...], told: str) -> None:
-    code, _, err = type_("projector", *(word.replace("{app}", shop) for word in words))
+    code, _, err = type_("projectors", *(word.replace("{app}", shop) for word in words))
 
     assert code == 2
     assert told in err
@@ -380,7 +380,7 @@ def test_an_app_without_projectors_says_so(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / f"{name}.py").write_text("from bullpen import Bullpen\napp = Bullpen()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    code, _, err = type_("projector", "list", name)
+    code, _, err = type_("projectors", "list", name)
 
     assert (code, "app.projector(routes)" in err) == (1, True)
 

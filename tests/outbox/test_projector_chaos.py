@@ -90,7 +90,7 @@ def an_event(number: int) -> NewEvent:
 
 
 async def rows_of(ledger: Ledger) -> Counter[str]:
-    """How many rows have which status; none while the database is away."""
+    """How many rows have which status; none while the database does not answer."""
     try:
         async with ledger.database.transaction() as connection:
             table = ledger.database.table("integration_outbox")

@@ -299,7 +299,7 @@ class AwayStore:
 
     async def begin(self, *arguments: Any, **options: Any) -> Any:
         if self.away:
-            raise DatabaseUnavailable("the database is away")
+            raise DatabaseUnavailable("the database does not answer")
         return await self._store.begin(*arguments, **options)
 
 
@@ -397,7 +397,7 @@ async def test_a_row_whose_target_has_no_name_harms_only_itself(
 async def test_a_row_that_is_no_message_harms_only_itself(
     ledger: Ledger, make_outbox: MakeOutbox, connection: Connection, strategy: Any
 ) -> None:
-    """Of a foreign writer: its headers are no object, and on SQLite even its pauses are no JSON."""
+    """Of a foreign writer: its headers are no object, and on SQLite even its pauses are not JSON."""
     await ledger.outbox.enqueue(item(1))
     await execute(
         ledger,

@@ -623,7 +623,7 @@ class TestCoalescing:
         queue = kit.queue()
         await kit.add_alone(queue)
         kit.command("DEL", kit.base + "id")
-        kit.command("LPUSH", kit.base + "id", "no number")
+        kit.command("LPUSH", kit.base + "id", "not a number")
 
         with pytest.raises(ServerRefused, match="WRONGTYPE"):
             await queue.add("n")
@@ -732,7 +732,7 @@ class TestCoalescing:
         refused = [result for result in results if isinstance(result, QueueFull)]
         assert len(refused) == 5
         assert refused[0].queue == kit.name
-        assert "10 adds wait for the server already" in str(refused[0])
+        assert "10 adds already wait for the server" in str(refused[0])
         assert kit.redis.llen(kit.base + "wait") == 10
 
     async def test_close_sends_what_still_waits(self, kit: Kit) -> None:

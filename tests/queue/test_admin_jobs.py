@@ -267,7 +267,7 @@ class TestRemove:
     async def test_the_next_job_of_a_scheduler_is_not_removed(self, kit: Kit) -> None:
         self.schedule(kit)
 
-        with pytest.raises(JobStateConflict, match="was made last by a job scheduler"):
+        with pytest.raises(JobStateConflict, match="is the next job of a job scheduler"):
             await kit.queue().remove("repeat:s:1000")
 
         assert await kit.queue().remove("repeat:s:500") is True
@@ -349,7 +349,7 @@ class TestRemove:
         tree.add(leaves[0], "active")
         kit.redis.set(f"{kit.base}L0:lock", "somebody", px=60_000)
 
-        with pytest.raises(JobStateConflict, match=r"'P' .* was removed, but not 'bull:.*:L0' below it"):
+        with pytest.raises(JobStateConflict, match=r"'P' .* was removed, but not its child 'bull:.*:L0'"):
             await kit.queue().remove("P")
 
         assert await kit.queue().state_of("P") is JobState.UNKNOWN

@@ -110,7 +110,7 @@ async def test_plain_jobs_can_be_refused(kit: Kit) -> None:
     await kit.drain(echo, 1, codec=codec(refuse_plain=True))
 
     assert kit.fields(job.id)["failedReason"] == (
-        f"job '{job.id}' of queue '{kit.name}': its data is not encrypted, and the codec here refuses that"
+        f"job '{job.id}' of queue '{kit.name}': its data is not encrypted, and this codec refuses that"
     )
 
 
@@ -177,7 +177,7 @@ async def test_a_job_that_cannot_be_opened_comes_back_more_and_more_rarely(kit: 
 async def test_get_job_says_what_is_missing(kit: Kit) -> None:
     job = await kit.queue(codec=codec()).add("pay", SECRET)
 
-    with pytest.raises(PayloadUnavailable, match="encrypted with key k1; the codec here has k2"):
+    with pytest.raises(PayloadUnavailable, match="encrypted with key k1; this codec has k2"):
         await kit.queue(codec=Codec({"k2": NEW})).get_job(job.id)
 
 
@@ -438,7 +438,7 @@ async def test_max_bytes_bounds_what_is_stored_and_what_is_read(kit: Kit, store:
     generous = Codec(store=store, above=10, max_bytes=20_000)
     job = await kit.queue(codec=generous).add("film", "x" * 15_000)
 
-    with pytest.raises(PayloadTampered, match="max_bytes of the codec here is 10000"):
+    with pytest.raises(PayloadTampered, match="max_bytes of this codec is 10000"):
         await kit.queue(codec=Codec(store=store, max_bytes=10_000)).get_job(job.id)
     with pytest.raises(PayloadTooLarge, match="20000"):
         await kit.queue(codec=generous).add("film", "x" * 20_000)
@@ -492,7 +492,7 @@ async def test_an_object_that_was_changed_fails_its_job(kit: Kit, store: FileSto
     told = await kit.drain(echo, 2, codec=only_store)
 
     assert sorted(told.ids("failed")) == sorted(job.id for job in jobs)
-    assert "is not the one that was stored" in kit.fields(jobs[0].id)["failedReason"]
+    assert "is not the object that was stored" in kit.fields(jobs[0].id)["failedReason"]
 
 
 async def test_a_missing_object_is_an_error_that_is_tried_again(kit: Kit, store: FileStore, tmp_path: Path) -> None:

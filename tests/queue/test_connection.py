@@ -27,6 +27,45 @@ async def test_many_queues_share_one_socket(kit: Kit) -> None:
     await connection.aclose()
 
 
+async def test_a_worker_more_is_one_socket_more(kit: Kit) -> None:
+    """Its blocked read. All else goes over two that the process has: one for commands, one for the keepalive."""
+    connection = Connection(kit.url)
+    queues = [kit.queue(f"{kit.name}-{n}", connection=connection) for n in range(20)]
+    first = await kit.work(lambda job: None, queue=queues[0].name, connection=connection)
+    await queues[0].add("a")
+    await first.finished()
+    before = len(kit.clients())
+
+    others = [await kit.work(lambda job: None, queue=queue.name, connection=connection) for queue in queues[1:]]
+    await asyncio.gather(*(queue.add("a") for queue in queues[1:]))
+    await asyncio.gather(*(other.finished() for other in others))
+
+    assert len(kit.clients()) == before + len(others)
+    await asyncio.gather(first.worker.close(), *(other.worker.close() for other in others))
+    assert await queues[0].counts()
+    await connection.aclose()
+
+
+async def test_a_worker_that_ends_leaves_the_socket_to_the_others(kit: Kit) -> None:
+    """Of two workers on one connection the second goes on; behind the last one nothing is left."""
+    connection, other = Connection(kit.url), f"{kit.name}-2"
+    jobs = kit.queue(other)
+    await jobs.add("a")
+    ended = await kit.drain(lambda job: None, 1, queue=other)  # the keepalive's connection is there from here on
+    await kit.until(lambda: all(ended.worker.name not in line for line in kit.clients()), "it has left")
+    before = len(kit.clients())
+    first = await kit.work(lambda job: None, connection=connection)
+    second = await kit.work(lambda job: None, queue=other, connection=connection)
+
+    await first.worker.close()
+    await connection.aclose()  # whoever made it has no more use for it; the worker has
+    await jobs.add("b")
+    await second.finished()
+    await second.worker.close()
+
+    await kit.until(lambda: len(kit.clients()) == before, "both have left")
+
+
 async def test_closing_a_queue_leaves_a_shared_connection_open(kit: Kit) -> None:
     """It belongs to whoever made it; the other queues go on."""
     connection = Connection(kit.url)

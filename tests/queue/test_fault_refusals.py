@@ -79,7 +79,7 @@ async def test_a_worker_that_starts_waits_for_room(
     client.config_set("maxclients", 1)
 
     told = await soon(kit.work(nothing, connection=Connection(any_server.url, password=password)))
-    await kit.until(lambda: "trying again until it is back" in caplog.text, "it is told that nothing is done")
+    await kit.until(lambda: "reconnecting until it works" in caplog.text, "it is told that nothing is done")
     client.config_set("maxclients", 1_000)
 
     await told.finished(1)

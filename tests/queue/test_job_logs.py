@@ -130,11 +130,11 @@ async def test_a_stall_and_a_suspect_are_warnings(kit: Kit, lines: pytest.LogCap
     (suspected,) = told.of("suspect")
     assert suspected[0].id == "poor"
     warnings = at(lines, logging.WARNING)
-    (stall,) = [record for record in warnings if "stalled and is back in line" in record.getMessage()]
+    (stall,) = [record for record in warnings if "stalled and was returned to the queue" in record.getMessage()]
     (suspect,) = [record for record in warnings if record is not stall]
     assert (vars(stall)["jobId"], vars(stall)["jobName"]) == ("poor", "foreign")
     assert "job 'poor' (foreign) of queue" in stall.getMessage()
-    assert "stalled 2 times and may have killed its workers; it runs alone now" in suspect.getMessage()
+    assert "stalled 2 times and may have killed its workers; from now on it runs alone" in suspect.getMessage()
     assert vars(suspect)["jobName"] == "foreign"
 
 

@@ -15,6 +15,7 @@ import pytest
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import JobLockLost
 from bullpen.queue import Job, JobState
+from bullpen.redis import Connection
 from bullpen.wire.scripts import SCRIPTS
 from tests.queue._kit import Failing, Gate, Kit, Told, engine_of, nothing
 
@@ -356,6 +357,61 @@ class TestStalledCheck:
         assert 0 < closed[2] <= 10_000
         assert kit.ids("active") == ["lost"]
         assert 0 < int(kit.command("PTTL", kit.base + "stalled-check")) <= 10_000
+
+    @pytest.mark.parametrize(("runs", "most_ms"), [(True, 10_000), (False, 25_000)], ids=["one runs", "idle"])
+    async def test_a_queue_in_which_nothing_runs_is_checked_less_often(
+        self, kit: Kit, runs: bool, most_ms: int
+    ) -> None:
+        """Hundreds of idle queues are the rule. What is taken meanwhile is marked before its lock can end."""
+        keys = [kit.base + name for name in ("meta", "wait", "active", "stalled", "stalled-check", "events")]
+        kit.redis.hset(kit.base + "meta", "bpcheck", kit.server_ms())
+        if runs:
+            orphan(kit, "lost")
+
+        reply = kit.command(
+            "EVAL", SCRIPTS["check_stalled"].body, 6, *keys, kit.base, 0, 10_000, "", 30_000, "", 25_000
+        )
+
+        assert reply == [0, [], most_ms, []]
+        assert most_ms - 5_000 < int(kit.command("PTTL", kit.base + "stalled-check")) <= most_ms
+        # A check behind an idle time would else pass for one that an outage had held up.
+        assert bool(kit.redis.hexists(kit.base + "meta", "bpcheck")) is runs
+        kit.redis.delete(kit.base + "active", kit.base + "lost", kit.base + "stalled")
+
+    @pytest.mark.parametrize(
+        ("options", "seconds"),
+        [({}, 30.0), ({"lock": 60_000}, 30.0), ({"lock": 12_000}, 12.0), ({"lock": 1_000}, 10.0)],
+    )
+    async def test_the_time_between_checks_of_an_idle_queue_is_at_most_a_lock(
+        self, kit: Kit, options: dict[str, int], seconds: float
+    ) -> None:
+        """Else a job could be taken and its lock end between two checks, and the second would only mark it."""
+        told = await kit.work(nothing, stalled_interval=10_000, **options)
+
+        assert engine_of(told)._held.idle_interval_ms == seconds * 1_000
+
+    async def test_idle_workers_of_a_server_ask_it_together_whether_it_takes_writes(self, kit: Kit) -> None:
+        """Each asked for itself, before each check and four times a lock."""
+        probes = 0
+        names = [f"{kit.name}-{n}" for n in range(20)]
+        for name in names:
+            kit.redis.hset(f"bull:{name}:meta", "version", "bullpen")
+        connection = Connection(kit.url)
+        client: Any = kit.redis
+        with client.monitor() as monitor:
+            workers = [await kit.work(nothing, queue=name, connection=connection) for name in names]
+            await kit.until(
+                lambda: all(kit.redis.exists(f"bull:{name}:stalled-check") for name in names), "all checked"
+            )
+            client.echo("end")
+            for entry in monitor.listen():
+                if entry["command"] == "ECHO end":
+                    break
+                probes += entry["command"].endswith("bp:probe")
+
+        assert 1 <= probes < len(names) / 2
+        await asyncio.gather(*(one.worker.close() for one in workers))
+        await connection.aclose()
 
     async def test_an_id_without_a_job_is_dropped_and_frees_its_place(self, kit: Kit) -> None:
         """With a global concurrency a ghost in `active` would hold a slot for ever; idle workers must hear of it."""

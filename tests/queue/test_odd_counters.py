@@ -213,7 +213,7 @@ async def test_letters_follow_their_jobs_whatever_is_noted_of_the_place(kit: Kit
 
     keys, letters = queue.keys, f"{kit.base[:-1]}-dlq:"
     reply = await queue._ready().evaluate(
-        "sweep_letters", [keys.meta, keys.failed, letters + "wait"], [keys.base, letters, 100]
+        "sweep_dead_letters", [keys.meta, keys.failed, letters + "wait"], [keys.base, letters, 100]
     )
 
     assert reply == [1, 0]

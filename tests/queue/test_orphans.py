@@ -241,7 +241,7 @@ async def test_two_lines_at_once_are_not_judged_and_the_message_says_what_to_do(
     kit.redis.lpush(f"{kit.base}paused", "old")
 
     with pytest.raises(
-        JobStateConflict, match=r"0 orphans were removed, but 1 jobs .* were left: .* after resuming it"
+        JobStateConflict, match=r"0 orphans were removed, but 1 jobs .* were kept: .* resume the queue first"
     ):
         await kit.queue().remove_orphans(restorable=True)
     assert "bporphan" not in kit.fields("orphan")

@@ -114,7 +114,7 @@ class TestPlainFunctions:
         )
 
         assert results[0] == []
-        assert results[1] == results[2] == ["the job has ended; its handler left a thread behind that still uses it"]
+        assert results[1] == results[2] == ["the job has ended; its handler left a thread that still uses the job"]
 
     def test_what_would_wait_for_a_loop_is_refused(self) -> None:
         """There is none, and the handler would stand still for ever."""
@@ -317,7 +317,7 @@ class TestBorders:
         await kit.drain(handlers.misbehaving, 2, processes=True)
 
         stored = (await queue.get_job(bad.id)) or pytest.fail("job is gone")
-        assert "because of what it sent" in (stored.failed_reason or "")
+        assert "because it sent" in (stored.failed_reason or "")
         assert await good.state() == "completed"
         assert await other.logs() == []
 

@@ -165,7 +165,7 @@ class TestFailures:
         await kit.work(gate)
         await gate.reached()
 
-        with pytest.raises(ResultTimeout, match="it is active, and a worker is connected; the job goes on") as late:
+        with pytest.raises(ResultTimeout, match="it is active, and a worker is connected; the job continues") as late:
             await job.result(timeout=1)
 
         assert (late.value.state, late.value.has_worker, late.value.is_paused) == ("active", True, False)
@@ -235,7 +235,7 @@ class TestFailures:
 
         await queue.close()
 
-        with pytest.raises(QueueClosed, match="closed while"):
+        with pytest.raises(QueueClosed, match="closed before"):
             await soon(waiting)
 
     async def test_events_trimmed_meanwhile_cost_no_answer(self, kit: Kit) -> None:

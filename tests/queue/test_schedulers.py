@@ -124,6 +124,8 @@ async def test_a_schedule_that_nobody_can_compute_is_offered_less_and_less_often
     await told.wait("returned", 2)
 
     assert told.of("completed") == []
-    lines = [record.getMessage() for record in caplog.records if "goes back for another client" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "to the queue for another client" in record.getMessage()
+    ]
     assert [line.rpartition(" in ")[2] for line in lines] == ["1 s", "2 s"]
     assert kit.redis.zscore(kit.base + "delayed", job_id) is not None

@@ -146,7 +146,7 @@ class TestUpsert:
     @pytest.mark.parametrize("option", ["delay", "at", "job_id", "timestamp"])
     async def test_an_option_of_one_job_is_refused(self, kit: Kit, option: str) -> None:
         given: Any = {option: 5}
-        with pytest.raises(InvalidOption, match=f"{option}: expected an option of one job"):
+        with pytest.raises(InvalidOption, match=f"{option}: expected an option of a single job"):
             await kit.queue().upsert_scheduler("s", every=1, **given)
 
     @pytest.mark.parametrize("scheduler_id", ["", "a:17", "a:lock", "a\nb", "x" * 501, 5])
@@ -400,7 +400,7 @@ class TestOverlap:
         assert told.ids("completed") == [skipped] and len(gate.entered) == 1
         assert json.loads(kit.fields(skipped)["returnvalue"]) == {"skipped": "overlap"}
         assert [sample.value for sample in counted.samples] == [1]
-        assert "is left out" in caplog.text and "has not ended" in caplog.text
+        assert "is skipped" in caplog.text and "has not ended" in caplog.text
         assert to_come(kit) == [f"repeat:s:{first.next_ms + 2 * HOUR}"]
         gate.open()
         await told.finished(2)

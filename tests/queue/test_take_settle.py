@@ -818,7 +818,7 @@ class TestTimeouts:
         assert kit.ids("wait") == [jobs[1].id]
         released.set()
         await told.finished(2)
-        assert told.of("failed")[0][1] == "timed out after 30 ms (the thread ended later)"
+        assert told.of("failed")[0][1] == "timed out after 30 ms (the thread ended late)"
         assert told.ids("completed") == [jobs[1].id]
 
 

@@ -20,6 +20,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.errors import PermanentError
 from bullpen.queue import Job, NewJob, Queue
+from bullpen.testing import FaultProxy, RedisServer
 from tests.queue._kit import Failing, Gate, Kit, Told, engine_of, nothing, soon
 from tests.queue.test_locks_and_stalls import check_stalled
 
@@ -333,6 +334,24 @@ class TestDueWork:
         await reader.worker.close()
 
         await other.finished(within_s=10)
+        assert other.ids("completed") == [job.id]
+
+    async def test_the_one_that_reads_the_due_time_while_it_leaves_hands_it_on(
+        self, kit: Kit, redis_server: RedisServer
+    ) -> None:
+        """Its blocked read took the marker before it was ended, and the reply comes after the call of close."""
+        with FaultProxy(redis_server) as proxy:
+            leaving = await idle(kit, connection=proxy.url)  # the first to wait for the marker gets it
+            other = await idle(kit)
+            with proxy.stalled(requests=False):
+                job = await kit.queue().add("later", delay=300)
+                await kit.until(lambda: not kit.has("marker"), "one has read the marker")
+                closing = asyncio.create_task(leaving.worker.close())
+                await kit.until(lambda: engine_of(leaving).driver.state.is_closing, "it leaves")
+            await closing
+
+            await other.finished(within_s=10)
+
         assert other.ids("completed") == [job.id]
 
     async def test_a_full_worker_leaves_due_jobs_to_the_others(self, kit: Kit) -> None:

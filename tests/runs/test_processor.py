@@ -244,7 +244,7 @@ def test_no_database_is_within_reach_of_the_processor() -> None:
 
 @pytest.mark.requirement("X-110", "R-25")
 async def test_a_take_that_was_overtaken_does_nothing(bench: Bench, records: Records) -> None:
-    """A worker slept between taking the job and asking for the run; its lock ran out and another took the job."""
+    """A worker slept between taking the job and asking for the run; its lock expired and another took the job."""
     wanted = await bench.submitted()
 
     async def sleeper_wakes(run: Run) -> None:
@@ -384,7 +384,7 @@ async def test_a_database_that_is_away_costs_no_attempt(bench: Bench) -> None:
     wanted = await bench.submitted()
     bench.transactions.error = DatabaseUnavailable("gone")
 
-    with pytest.raises(DelayJob, match="the database is away"):
+    with pytest.raises(DelayJob, match="the database does not answer"):
         await bench.processor.process(fake_job(wanted))
 
     bench.transactions.error = None
@@ -416,7 +416,7 @@ async def test_work_that_is_done_comes_back_later_when_the_database_stays_away(b
         bench.transactions.error = DatabaseUnavailable("gone")
 
     bench.before_end = database_goes
-    with pytest.raises(DelayJob, match="the database is away"):
+    with pytest.raises(DelayJob, match="the database does not answer"):
         await bench.processor.process(fake_job(wanted))
 
 
@@ -593,7 +593,7 @@ async def test_an_attempt_that_cannot_be_written_down_keeps_its_own_error(bench:
     with pytest.raises(ValueError, match="mine"):
         await bench.processor.process(fake_job(wanted))
 
-    assert f"A failed attempt of run {wanted.run_id} could not be written down" in records.texts(logging.ERROR)
+    assert f"A failed attempt of run {wanted.run_id} could not be stored" in records.texts(logging.ERROR)
 
 
 @pytest.mark.requirement("R-13", "X-8")

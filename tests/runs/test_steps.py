@@ -340,7 +340,7 @@ async def test_a_lock_that_ran_out_is_had_again_before_a_paid_call(stage: Stage)
 
 @pytest.mark.parametrize("odd", ["a\0b", "broken \ud800 text", "unwilling"])
 async def test_an_error_with_an_odd_text_is_told_in_the_history(stage: Stage, odd: str) -> None:
-    """The failed attempt could not be written down, and the run ended with a text about that in place of its error."""
+    """The failed attempt could not be stored, and the run ended with a text about that in place of its error."""
 
     class OddError(Exception):
         def __str__(self) -> str:

@@ -196,9 +196,9 @@ async def test_events_of_others_are_parked_in_sight_and_nothing_stops_for_them(
 
     reasons = [parked.error for parked in await ledger.parked.find()]
     assert [reason.partition(":")[0] for reason in reasons] == ["UnreadableEvent"] * 3
-    assert "data is no JSON" in reasons[0]
+    assert "data is not JSON" in reasons[0]
     assert "lacks correlationId, source, occurredAt" in reasons[1]
-    assert "metadata is no JSON" in reasons[2]
+    assert "metadata is not JSON" in reasons[2]
 
 
 # Persistent subscriptions -------------------------------------------------------------------------------------------

@@ -418,7 +418,7 @@ def test_a_coroutine_is_no_middleware(app: Bullpen) -> None:
 
     with pytest.raises(InvalidOption, match="yields once"):
         app.middleware(forgot_to_yield)  # type: ignore[type-var]  # that it is refused is the point
-    with pytest.raises(InvalidOption, match="a list of names"):
+    with pytest.raises(InvalidOption, match="queues"):
 
         @app.middleware(queues="one")
         async def watch(job: Job) -> AsyncIterator[None]:

@@ -383,7 +383,7 @@ def test_wrong_providers_are_refused_where_they_stand(app: Bullpen) -> None:
         @app.task("work")
         async def charge(thing: Annotated[list[int], Depends()]) -> None: ...
 
-    with pytest.raises(NotConfigured, match="is no Pool and makes none"):
+    with pytest.raises(NotConfigured, match="is not a Pool and does not make one"):
         app.provide(Pool, "pool")  # type: ignore[arg-type]  # that it is refused is the point
 
 

@@ -217,7 +217,7 @@ async def test_defaults_of_the_queue_hold_and_may_be_said_later(redis_url: str) 
         ({"cron": "x"}, "pattern"),
         ({"every": 1, "cron": "@daily"}, "either"),
         ({"tz": "UTC"}, "either"),
-        ({"every": 1, "delay": 5}, "delay: expected an option of one job"),
+        ({"every": 1, "delay": 5}, "delay: expected an option of a single job"),
     ],
 )
 def test_a_wrong_declaration_is_told_where_the_task_stands(

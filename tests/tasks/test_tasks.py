@@ -221,7 +221,7 @@ async def test_a_task_of_another_language_can_be_called_and_its_answer_is_checke
 
     @app.task("elsewhere")
     async def count(words: list[str]) -> int:
-        raise AssertionError("runs elsewhere")
+        raise AssertionError("it runs in another process")
 
     async def other(job: Job) -> Any:
         return len(job.data["words"]) if job.data["words"] else "none"

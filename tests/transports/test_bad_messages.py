@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullpen._kernel.outcome import Cause, Failed
-from bullpen.plugins._kafka import Brokers, KafkaDoor, Partition, Record
+from bullpen.plugins._kafka import Brokers, KafkaDoor, KafkaRecord, Partition
 from bullpen.plugins.messaging import MessagingClient
-from bullpen.plugins.transports._letters import event_of, letter_of
+from bullpen.plugins.transports._dead_letters import dead_letter_of, event_of
 from bullpen.plugins.transports.kafka import KafkaTransport
 from bullpen.plugins.transports.kafka._records import delivery_of as kafka_delivery
 from bullpen.plugins.transports.kafka._records import parked_for_s
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQTransport, Topology
-from bullpen.plugins.transports.rabbitmq._messages import delay_left_ms, letter_of_message
+from bullpen.plugins.transports.rabbitmq._messages import dead_letter_of_message, delay_left_ms
 from bullpen.plugins.transports.rabbitmq._messages import delivery_of as rabbit_delivery
 from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery
@@ -77,7 +77,7 @@ def bad_letter_is_stored(delivery: Delivery) -> None:
     assert delivery.attempt >= 1
     assert len(str(delivery.attempt)) < 20
     failed = Failed("odd", "odd", Cause.BAD_DATA)
-    stored = json.loads(json.dumps(letter_of(delivery, failed).entry, ensure_ascii=False).encode())
+    stored = json.loads(json.dumps(dead_letter_of(delivery, failed).entry, ensure_ascii=False).encode())
     event_of(DeadLetter.from_entry("l", stored, source="q"), by="me")
 
 
@@ -93,7 +93,7 @@ def bad_letter_is_stored(delivery: Delivery) -> None:
 def test_any_kafka_record_is_a_delivery_that_can_be_buried(
     key: bytes | None, value: bytes | None, headers: dict[str, bytes], topic: str
 ) -> None:
-    record = Record(Partition(topic, 0), 7, key, value, tuple(headers.items()), 0)
+    record = KafkaRecord(Partition(topic, 0), 7, key, value, tuple(headers.items()), 0)
 
     assert parked_for_s(record, "q") >= 0
     bad_letter_is_stored(kafka_delivery(record, "q", None, None))
@@ -107,7 +107,7 @@ def test_any_rabbitmq_message_is_a_delivery_that_can_be_buried(body: bytes, head
 
     assert 0 <= delay_left_ms(message) < 2**53
     bad_letter_is_stored(rabbit_delivery(message, "q", None))
-    letter_of_message(message, "q")
+    dead_letter_of_message(message, "q")
 
 
 @given(

@@ -20,10 +20,10 @@ from pamqp.header import ContentHeader
 
 from bullpen._kernel.outcome import Cause, Failed
 from bullpen.plugins.messaging import MessagingClient
-from bullpen.plugins.transports._letters import letter_of
+from bullpen.plugins.transports._dead_letters import dead_letter_of
 from bullpen.plugins.transports.rabbitmq import DelayLadder, RabbitMQTransport, Topology
 from bullpen.plugins.transports.rabbitmq._frames import UNREADABLE_HEADER, readable_frame
-from bullpen.plugins.transports.rabbitmq._messages import copy_of, delivery_of, letter_of_message, message_of
+from bullpen.plugins.transports.rabbitmq._messages import copy_of, dead_letter_of_message, delivery_of, message_of
 from bullpen.ports.transport import Delivery, Event, Published
 from bullpen.testing.contracts.transport import quick_policy
 from bullpen.testing.rabbitmq import RabbitServer
@@ -128,9 +128,9 @@ def test_whatever_the_properties_are_the_driver_reads_them(raw: bytes) -> None:
     message = received(readable_frame(content_frame(raw)))
 
     delivery = delivery_of(message, "q", None)
-    letter = letter_of(delivery, Failed("odd", "odd", Cause.BAD_DATA))
+    letter = dead_letter_of(delivery, Failed("odd", "odd", Cause.BAD_DATA))
     assert letter.entry["originalQueue"] == "q"
-    letter_of_message(message, "q")
+    dead_letter_of_message(message, "q")
     copy = copy_of(message, failures=1, ready_in_ms=0, delay_left_ms=0)
     again = received(readable_frame(amqp.marshal(ContentHeader(body_size=11, properties=copy.properties), 3)))
     assert (UNREADABLE_HEADER in again.headers) is (UNREADABLE_HEADER in message.headers)

@@ -485,7 +485,7 @@ async def test_waiting_for_other_jobs_is_refused_and_the_record_stays(
     await transport.publish(an_event(topic))
     deliveries = await transport.deliveries(topic, prefetch=1)
 
-    with pytest.raises(InvalidOption, match="waits for other jobs"):
+    with pytest.raises(InvalidOption, match="cannot wait for other jobs"):
         await transport.settle(await take(deliveries), WaitingChildren())
 
     again = await take(deliveries)

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen.plugins._kafka import Partition, Record
+from bullpen.plugins._kafka import KafkaRecord, Partition
 from bullpen.plugins.transports.kafka._records import PAUSE_HEADER, Trouble, delivery_of, parked_for_s
 
 DAY_S = 86_400.0
 
 
-def record(topic: str = "orders", timestamp_ms: int = 0, **headers: bytes) -> Record:
+def record(topic: str = "orders", timestamp_ms: int = 0, **headers: bytes) -> KafkaRecord:
     named = tuple((name.replace("_", "-"), value) for name, value in headers.items())
-    return Record(Partition(topic, 0), 7, b"urn:1", b"{}", named, timestamp_ms)
+    return KafkaRecord(Partition(topic, 0), 7, b"urn:1", b"{}", named, timestamp_ms)
 
 
 def now_ms() -> int:
@@ -66,7 +66,7 @@ def test_a_parked_record_rests_from_its_timestamp() -> None:
 
 @given(pause=st.binary(max_size=30), timestamp_ms=st.integers(-(2**62), 2**62))
 def test_no_header_and_no_timestamp_holds_a_partition_for_ever(pause: bytes, timestamp_ms: int) -> None:
-    parked = Record(Partition("orders-retry-1", 0), 7, b"urn:1", b"{}", ((PAUSE_HEADER, pause),), timestamp_ms)
+    parked = KafkaRecord(Partition("orders-retry-1", 0), 7, b"urn:1", b"{}", ((PAUSE_HEADER, pause),), timestamp_ms)
 
     assert 0.0 <= parked_for_s(parked, "orders") <= DAY_S
 
@@ -79,7 +79,7 @@ def test_no_header_and_no_timestamp_holds_a_partition_for_ever(pause: bytes, tim
 def test_any_record_becomes_a_delivery(
     key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
 ) -> None:
-    delivery = delivery_of(Record(Partition("orders", 0), 7, key, value, tuple(headers), 0), "orders", None, None)
+    delivery = delivery_of(KafkaRecord(Partition("orders", 0), 7, key, value, tuple(headers), 0), "orders", None, None)
 
     assert delivery.id
     assert delivery.attempt >= 1

@@ -137,7 +137,7 @@ async def test_a_message_that_no_queue_takes_is_a_failed_publish(
     results = await asyncio.gather(*(transport.publish(same_id) for _ in range(3)), return_exceptions=True)
 
     assert [type(result) for result in results] == [ServerRefused] * 3
-    assert "no queue takes the message" in str(results[0])
+    assert "no queue is bound for the message" in str(results[0])
     await transport.publish(same_id)  # the next one makes the queue again
 
 
@@ -513,7 +513,7 @@ async def test_a_queue_that_is_something_else_is_refused_at_once(make_transport:
     other = QueueSpec(name=queue, routing_keys=(queue,), dead_letter_queue=f"{queue}-dlq", ttl_ms=5)
     await make_transport(topology=Topology(queues=(one,), delays=QUICK)).publish(an_event(queue))
 
-    with pytest.raises(ServerRefused, match="something else under this name"):
+    with pytest.raises(ServerRefused, match="has this name with other arguments"):
         await make_transport(topology=Topology(queues=(other,), delays=QUICK)).deliveries(queue, prefetch=1)
 
 
@@ -591,7 +591,7 @@ async def test_a_dead_letter_that_the_broker_refuses_is_left_to_the_broker(
 
     assert settled.dead_letter is None
     assert settled.dead_letter_problem is not None
-    assert "no queue takes the message" in settled.dead_letter_problem
+    assert "no queue is bound for the message" in settled.dead_letter_problem
 
 
 # ---- connections -------------------------------------------------------------------------------------------------
@@ -757,13 +757,15 @@ async def test_a_broker_that_is_away_is_one_line_a_minute(
             attempts = wire.accepted - dialled
             said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             monkeypatch.setattr(_reports, "REMIND_AFTER_S", 0.1)
-            await _until(lambda: any("RabbitMQ is away for" in record.getMessage() for record in caplog.records))
+            await _until(
+                lambda: any("RabbitMQ has been unreachable for" in record.getMessage() for record in caplog.records)
+            )
             wire.heal()
             await heard.wait("transport.connected", 2)
             results = await batch
         await client.close()
 
-    assert [text.partition(":")[0] for text in said] == ["RabbitMQ connection lost, trying again until it is back"]
+    assert [text.partition(":")[0] for text in said] == ["RabbitMQ connection lost, reconnecting until it works"]
     assert attempts <= 8  # the pauses grow from 50 ms to a second
     assert [result for result in results if isinstance(result, Exception)] == []
 
@@ -892,7 +894,7 @@ async def test_a_publish_without_a_confirm_is_given_up_with_its_connection(rabbi
 async def test_a_wrong_password_is_told_and_not_waited_for(rabbit: RabbitServer) -> None:
     transport = RabbitMQTransport(rabbit.url.replace("guest:guest", "guest:wrong"))
 
-    with pytest.raises(ServerRefused, match="does not let us in"):
+    with pytest.raises(ServerRefused, match="refused the login"):
         await transport.deliveries(unique(), prefetch=1)
     assert not (await transport.check()).ok
     await transport.aclose()

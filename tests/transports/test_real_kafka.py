@@ -61,7 +61,7 @@ async def test_an_event_that_the_topic_has_no_room_for_is_refused(
     topic = a_topic()
     await asyncio.to_thread(real_kafka.create_topic, topic, partitions=1, settings={"max.message.bytes": "20000"})
 
-    with pytest.raises(ServerRefused, match=r"raise the topic's max\.message\.bytes or send less"):
+    with pytest.raises(ServerRefused, match=r"raise the topic's max\.message\.bytes or send smaller"):
         await transport.publish(an_event(topic, payload={"text": "x" * 40_000}))
     await transport.publish(an_event(topic, 2))
 

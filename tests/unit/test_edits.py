@@ -92,7 +92,7 @@ def test_a_tenant_that_was_missing_may_be_given() -> None:
 
 
 def test_what_is_no_edit_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="another payload than the stored one"):
+    with pytest.raises(InvalidOption, match="a payload that differs from the stored one"):
         make_edit({"a": 1, "b": 2}, data={"b": 2, "a": 1})
     with pytest.raises(InvalidOption, match="either data"):
         make_edit({"a": 1}, data={}, merge={})

@@ -183,7 +183,7 @@ def test_a_queue_of_an_app_is_one_object() -> None:
     emails = made.queue("emails", attempts=5)
 
     assert made.queue("emails") is emails
-    with pytest.raises(bullpen.InvalidOption, match="where it is first named"):
+    with pytest.raises(bullpen.InvalidOption, match="where it is first used"):
         made.queue("emails", attempts=2)
 
 

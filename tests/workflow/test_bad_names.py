@@ -162,7 +162,7 @@ async def test_an_action_that_returns_no_entity_is_not_tried_again(stored: Store
 
 
 async def test_an_entity_that_cannot_be_stored_is_not_tried_again(redis_url: str, redis_server: RedisServer) -> None:
-    """A set is no JSON. Each further try would have had the effect again, and ended there."""
+    """A set is not JSON. Each further try would have had the effect again, and ended there."""
     async with opened(redis_url) as connection:
         stored, effects = redis_orders(connection), Effects()
         effects.returns = lambda entity: {**entity, "seen": {1}}

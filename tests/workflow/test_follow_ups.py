@@ -338,4 +338,4 @@ async def test_access_that_stores_each_step_by_itself_cannot_follow_up(app: Bull
     )
     await workflow.emit(Event.PAY, "urn:1")
 
-    assert "entities in a store that keeps whole changes" in told[0]
+    assert "entities in a store with change history" in told[0]

@@ -76,11 +76,11 @@ def test_a_sound_definition_has_no_findings() -> None:
         ),
         (
             words(move("go", "a", "b"), move("on", "b", "c"), move("back", "c", "b"), move("end", "a", "z")),
-            ["error: automatic steps run in a circle for ever: b -> c -> b [endless-loop]"],
+            ["error: automatic steps run in an endless circle: b -> c -> b [endless-loop]"],
         ),
         (
             words(move("go", "a", "b"), move("on", "b", "b", sometimes), move("end", "b", "z")),
-            ["warning: automatic steps may run in a circle, ended only by conditions: b -> b [endless-loop]"],
+            ["warning: automatic steps may run in a circle that only conditions end: b -> b [endless-loop]"],
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_hooks_for_what_cannot_happen_are_errors() -> None:
     found = lint(words(move("go", "a", "z")), Hooks([Hopeful()]).all)
 
     assert [str(finding) for finding in found] == [
-        "error: Hopeful.event waits for gone, which is no event [impossible-hook]",
+        "error: Hopeful.event waits for gone, which is not an event of the workflow [impossible-hook]",
         "error: Hopeful.change waits for a change from z to a/b, which no transition makes [impossible-hook]",
     ]
 
@@ -178,7 +178,7 @@ class TestFunctions:
         go = Transition[Any, Any, str, str](event="go", from_="a", to="z", actions=[renamed, assigned, optional])
 
         assert [str(each) for each in lint(words(go))] == [
-            f"warning: action {name} changes 'urn', which names the entity: an entity keeps its urn [changed-urn]"
+            f"warning: action {name} changes 'urn', which must never change: it identifies the entity [changed-urn]"
             for name in ("renamed", "assigned")
         ]
 
@@ -186,7 +186,7 @@ class TestFunctions:
         definition = words(move("go", "a", "z"))
 
         assert [str(each) for each in lint(definition, (), as_store(Shelf().access()))] == [
-            "warning: a new entity has the status new, which is no state of the workflow [unknown-status]"
+            "warning: a new entity has the status new, which is not a state of the workflow [unknown-status]"
         ]
         assert lint(define(), (), as_store(Shelf().access())) == []
 

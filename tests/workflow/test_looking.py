@@ -207,7 +207,7 @@ async def test_an_explanation_tells_what_kind_of_state_it_is(status: Status, kin
     told = await workflow_of(shelf, states=states(idles=[Status.NEW])).explain("urn:1")
 
     assert told.kind == kind
-    assert ("no event leads on from here" in str(told)) == (kind != "passing")
+    assert ("no event leads out of this state" in str(told)) == (kind != "passing")
 
 
 def test_events_are_found_by_how_they_are_written() -> None:

@@ -333,8 +333,8 @@ async def test_limits_and_options_of_workers_are_options_of_the_binding(app: Bul
     assert await client_of(workflow).queue("limited").rate_limit_ttl(2) > 0
     assert sorted([await receipt.state() for receipt in receipts]) == ["completed"] * 2 + ["waiting"] * 3
     for wrong, message in (
-        ({"worker_options": {"limit": RateLimit(1, 1)}}, "`rate_limit` of the binding says it"),
-        ({"worker_options": {"concurrency": 1}}, "`concurrency` of the binding says it"),
+        ({"worker_options": {"limit": RateLimit(1, 1)}}, "`rate_limit` of the binding sets it"),
+        ({"worker_options": {"concurrency": 1}}, "`concurrency` of the binding sets it"),
         ({"rate_limit": {"other": RateLimit(1, 1)}}, "sources of the events"),
         ({"connection": 7}, "a URL, a RedisAddress or None"),
     ):

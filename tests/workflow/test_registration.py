@@ -383,7 +383,9 @@ class Misspelt:
 
 
 def test_lint_errors_refuse_and_warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(DoubtfulDefinition, match=r"Misspelt\.write waits for payed, which is no event"):
+    with pytest.raises(
+        DoubtfulDefinition, match=r"Misspelt\.write waits for payed, which is not an event of the workflow"
+    ):
         make_app().workflow(define(actions=[Misspelt()]))
 
     lonely = [*transitions(), OrderTransition(event=Event.REOPEN, from_="lost", to=Status.NEW)]  # type: ignore[arg-type]  # words do too

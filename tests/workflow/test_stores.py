@@ -193,7 +193,7 @@ async def test_a_change_of_an_old_version_is_refused_and_stores_nothing(stored: 
         )  # fmt: skip
 
     await stored.store.commit(change(first, 5, "a"))
-    with pytest.raises(EntityChanged, match="changed by somebody else"):
+    with pytest.raises(EntityChanged, match="changed in the meantime"):
         await stored.store.commit(change(second, 9, "b"))
 
     assert await stored.look() == ("new", 5)

@@ -24,7 +24,7 @@ _is_port = re.compile(r"[0-9]{1,5}").fullmatch
 
 
 def show_address(address: object) -> str:
-    """The address, or several with commas between them: scheme, user, hosts, path and harmless parameters."""
+    """The address, or several separated by commas: scheme, user, hosts, path and harmless parameters."""
     return ",".join(map(_show_one, re.split(r",(?=\s*[a-zA-Z][a-zA-Z0-9+.-]*://)", str(address))))
 
 

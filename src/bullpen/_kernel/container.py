@@ -34,12 +34,12 @@ class Container:
         elif callable(provider):
             self._factories[kind] = provider
         else:
-            raise NotConfigured(f"{provider!r} is no {kind.__name__} and makes none")
+            raise NotConfigured(f"{provider!r} is not a {kind.__name__} and does not make one")
 
     def name(self, name: str, thing: object) -> None:
         """Let `get(name)` find it, and `get(type)` by its class and the classes above it."""
         if name in self._named:
-            raise NotConfigured(f"there are two things called {name!r}; give one of them another name")
+            raise NotConfigured(f"two providers are named {name!r}; rename one of them")
         self._named[name] = thing
 
     @overload
@@ -86,7 +86,7 @@ class Container:
     def _call(self, factory: Callable[..., T], kind: type[Any]) -> T:
         if kind in self._making:
             circle = " -> ".join(each.__name__ for each in (*self._making, kind))
-            raise NotConfigured(f"these need each other, so none can be made first: {circle}")
+            raise NotConfigured(f"these depend on each other in a circle: {circle}")
         target: Any = inspect.getattr_static(factory, "__init__") if isinstance(factory, type) else factory
         hints = get_type_hints(target) if inspect.isfunction(target) or inspect.ismethod(target) else {}
         self._making.append(kind)
@@ -100,7 +100,9 @@ class Container:
                     continue
                 wanted = hints.get(name)
                 if not isinstance(wanted, type):
-                    raise NotConfigured(f"{kind.__name__} needs {name!r}, and its type does not say what that is")
+                    raise NotConfigured(
+                        f"{kind.__name__} needs {name!r}, but its annotation is not a type that can be provided"
+                    )
                 arguments[name] = self.get(wanted)
             return factory(**arguments)
         finally:

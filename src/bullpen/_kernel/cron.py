@@ -60,7 +60,7 @@ class NeverMatches(InvalidOption):
     """The pattern can be read, but no day is like it: the 30th of February."""
 
     def __init__(self, pattern: str) -> None:
-        super().__init__("pattern", "a cron pattern that matches some day", pattern)
+        super().__init__("pattern", "a cron pattern that matches at least one date", pattern)
 
 
 def next_after(pattern: str, zone: str | None, after_ms: int, *, seed: str | None = None) -> int:

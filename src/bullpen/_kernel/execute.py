@@ -77,7 +77,7 @@ async def run_thread(
         await asyncio.wait([call])
         raise
     if timeout_s is not None and loop.time() - started > timeout_s:
-        return Raised(HandlerTimeout(timeout_s, " (the thread ended later)"))
+        return Raised(HandlerTimeout(timeout_s, " (the thread ended late)"))
     return result
 
 

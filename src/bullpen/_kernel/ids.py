@@ -38,6 +38,7 @@ RESERVED = QUEUE_SUFFIXES | JOB_SUFFIXES
 _FAMILIES = frozenset({"repeat", "de", "dn", "metrics", "bp"})
 
 _integer_like = re.compile(r"[+-]?[0-9]+").fullmatch
+_plain = re.compile(r"[A-Za-z][A-Za-z0-9_-]*").fullmatch
 _control = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]").search
 
 
@@ -50,14 +51,18 @@ def check_job_id(job_id: Any) -> str:
         raise InvalidOption("job_id", "non-empty text", job_id)
     if len(job_id) > MAX_ID_LENGTH:
         raise InvalidOption("job_id", f"at most {MAX_ID_LENGTH} characters", job_id)
+    if _plain(job_id) and job_id not in RESERVED:  # nearly always
+        return job_id
     if _control(job_id):
         raise InvalidOption("job_id", "text without line breaks, control characters or lone surrogates", job_id)
     if _integer_like(job_id):
         raise InvalidOption(
-            "job_id", "an id that is no number (numbers are BullMQ's own counter)", job_id, suggestion=f"job-{job_id}"
+            "job_id", "an id that is not a number (BullMQ's counter uses numbers)", job_id, suggestion=f"job-{job_id}"
         )
     if job_id in RESERVED:
-        raise InvalidOption("job_id", "an id that is no key of the queue itself", job_id, suggestion=f"job-{job_id}")
+        raise InvalidOption(
+            "job_id", "an id that is not one of the queue's own keys", job_id, suggestion=f"job-{job_id}"
+        )
     if ":" in job_id:
         _check_segments(job_id)
     return job_id
@@ -73,7 +78,7 @@ def _check_segments(job_id: str) -> None:
         raise InvalidOption("job_id", "an id that does not start with '0:'", job_id)
     if segments[0] in _FAMILIES or segments[2] in JOB_SUFFIXES:
         raise InvalidOption(
-            "job_id", "an id that is no key of the queue itself", job_id, suggestion=encode_segment(job_id)
+            "job_id", "an id that is not one of the queue's own keys", job_id, suggestion=encode_segment(job_id)
         )
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from bullpen.errors import BullpenError
 
 
-class State(StrEnum):
+class LifecycleState(StrEnum):
     NEW = "new"
     STARTING = "starting"
     RUNNING = "running"
@@ -47,16 +47,16 @@ class Lifecycle:
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._has_ended = False
-        self.state = State.NEW
+        self.state = LifecycleState.NEW
 
     @property
     def is_running(self) -> bool:
-        return self.state is State.RUNNING
+        return self.state is LifecycleState.RUNNING
 
     @property
     def is_stopping(self) -> bool:
         """True from the first call of `stop` on: time to take no new work."""
-        return self.state in (State.STOPPING, State.STOPPED)
+        return self.state in (LifecycleState.STOPPING, LifecycleState.STOPPED)
 
     async def start(self) -> None:
         """Start, or wait for the start that is under way. Raises what `begin` raised, to every caller."""
@@ -64,7 +64,7 @@ class Lifecycle:
             raise AlreadyStopped(f"{self._name} was stopped and cannot be started again; make a new one")
         try:
             if self._starting is None:
-                self.state = State.STARTING
+                self.state = LifecycleState.STARTING
                 self._starting = asyncio.create_task(self._run_begin(), name=f"{self._name}: start")
                 await self._starting
             else:
@@ -88,10 +88,10 @@ class Lifecycle:
         if self._stopping is not None:
             return
         if self._starting is None and not self._ends_unstarted:
-            self.state = State.STOPPED
+            self.state = LifecycleState.STOPPED
             return
         if not self.is_stopping:
-            self.state = State.STOPPING
+            self.state = LifecycleState.STOPPING
             if self._starting is not None:
                 self._starting.cancel()  # does nothing once it is done
         self._stopping = asyncio.create_task(self._run_end(self._starting), name=f"{self._name}: stop")
@@ -104,11 +104,11 @@ class Lifecycle:
             await self._begin()
         except BaseException:
             # Failed by itself or was cut short: close what it had opened. Whoever calls stop() meanwhile waits for us.
-            self.state = State.STOPPING
+            self.state = LifecycleState.STOPPING
             await self._finish()
             raise
         if not self.is_stopping:  # a begin that swallows its cancellation leaves the end to stop()
-            self.state = State.RUNNING
+            self.state = LifecycleState.RUNNING
 
     async def _run_end(self, starting: asyncio.Task[None] | None) -> None:
         if starting is not None:
@@ -121,7 +121,7 @@ class Lifecycle:
         try:
             await self._end()
         finally:
-            self.state = State.STOPPED
+            self.state = LifecycleState.STOPPED
 
 
 def is_cancelling() -> bool:

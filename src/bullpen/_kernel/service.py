@@ -166,7 +166,7 @@ class BaseService:
         self._stop_soon()
 
     def _report_crash(self, error: BaseException) -> None:
-        _log.error("%s has failed and does nothing any more", self._name_in_logs, exc_info=error)
+        _log.error("%s failed and has stopped", self._name_in_logs, exc_info=error)
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

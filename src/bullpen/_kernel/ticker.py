@@ -130,7 +130,7 @@ class Ticker:
                 raise  # somebody wants this to end; a driver may let one through that nobody asked for
             self._failures += 1
             if self._failures == 1:
-                _log.warning("%s failed: %s; it goes on trying", self._name, error, exc_info=error)
+                _log.warning("%s failed: %s; it keeps trying", self._name, error, exc_info=error)
             telemetry.emit("ticker.failed", ticker=self._name, error=error, failures=self._failures)
             more = False
         else:

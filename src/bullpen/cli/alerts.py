@@ -15,17 +15,17 @@ app = Group()
 
 @app.command("list")
 async def list_(at: OnServer) -> None:
-    """List incidents that somebody was told of and that are not over, oldest first."""
+    """List open incidents for which an alert was sent, oldest first."""
     from bullpen.app import Bullpen
 
     async with Bullpen(at.redis, prefix=at.prefix) as opened:
         found = await opened.ledger.incidents.open() if opened.settings.has_ledger() else []
-    at.list(INCIDENTS, found, empty="no incident is open; `bullpen doctor` says what may become one")
+    at.list(INCIDENTS, found, empty="no incident is open; `bullpen doctor` shows what may become one")
 
 
 @app.command("test")
 async def send_test(at: OnServer, by: ByOption = None) -> None:
-    """Send a test alert to every configured target; a process with the part `alerts` or `outbox` delivers it."""
+    """Send a test alert to every configured target; a process that runs `alerts` or `outbox` delivers it."""
     from bullpen.app import Bullpen
 
     async with Bullpen(at.redis, prefix=at.prefix) as opened:
@@ -35,7 +35,7 @@ async def send_test(at: OnServer, by: ByOption = None) -> None:
             )
         await opened.prepare()
         ids = await opened.use_alerts().send_test(by or whoami())
-    at.say(ids, *(f"stored: {each}; `{command_line('outbox show', each)}` shows what became of it" for each in ids))
+    at.say(ids, *(f"stored: {each}; `{command_line('outbox show', each)}` shows its state" for each in ids))
 
 
 def to_json(incident: Any) -> dict[str, Any]:

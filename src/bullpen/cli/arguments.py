@@ -19,7 +19,7 @@ from bullpen.cli.tree import Argument, Option
 E = TypeVar("E", bound=StrEnum)
 
 
-class State(StrEnum):
+class StateOption(StrEnum):
     """Where jobs are; as `JobState`, which takes long to import."""
 
     WAITING = "waiting"
@@ -34,18 +34,18 @@ class State(StrEnum):
 QueueArgument = Annotated[str, Argument("QUEUE", "Name of the queue.", complete=queue_names)]
 QueuesArgument = Annotated[
     list[str] | None,
-    Argument("[QUEUE]...", "Only these; else all.", complete=queue_names),
+    Argument("[QUEUE]...", "Only these; default: all.", complete=queue_names),
 ]
-AppArgument = Annotated[str, Argument("MODULE:APP", "Where your Bullpen object is; ':app' may be left out.")]
+AppArgument = Annotated[str, Argument("MODULE:APP", "Where your Bullpen object is; ':app' is optional.")]
 AppOption = Annotated[
-    str | None, Option("--app", metavar="MODULE:APP", help="Your program, where it has to say something.")
+    str | None, Option("--app", metavar="MODULE:APP", help="Your program, if it defines something that is needed here.")
 ]
 TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Only this tenant.")]
 LimitOption = Annotated[int, Option(min=1, help="At most this many.")]
-AllOption = Annotated[bool, Option("--all", help="All that match the filters.")]
-DryRunOption = Annotated[bool, Option("--dry-run", help="Count only, change nothing.")]
-YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
-ByOption = Annotated[str | None, Option(metavar="WHO", help="Noted in the audit trail.", default="you")]
+AllOption = Annotated[bool, Option("--all", help="Everything that matches the filters.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Only count; change nothing.")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+ByOption = Annotated[str | None, Option(metavar="WHO", help="Stored in the audit trail.", default="you")]
 EventOption = Annotated[
     list[str] | None,
     Option("--event", metavar="EVENT", help="Only this kind, such as failed; may be repeated.", complete=event_names),
@@ -55,7 +55,7 @@ EventOption = Annotated[
 def one_way(chosen: object, everything: bool, what: str) -> None:
     """Either some are named, or all are meant; not both, not neither."""
     if bool(chosen) == everything:
-        raise WrongCommand(f"name the {what}, or say --all")
+        raise WrongCommand(f"name the {what}, or pass --all")
 
 
 def duration(option: str, text: str) -> timedelta:
@@ -84,7 +84,9 @@ def instant(option: str, text: str | None, *, zoned: bool = False) -> datetime |
     except ValueError:
         found = None
     if found is None or (zoned and found.tzinfo is None):
-        hint = "no instant with a zone; write 2026-05-01T00:00:00Z" if zoned else "no time; write 2030-01-31T12:00"
+        hint = (
+            "not a time with a zone; write it like 2026-05-01T00:00:00Z" if zoned else "no time; write 2030-01-31T12:00"
+        )
         raise click.BadParameter(f"{text!r} is {hint}", param_hint=f"'{option}'")
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
@@ -100,7 +102,7 @@ def parse_json(option: str, text: str) -> Any:
     try:
         return json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise click.BadParameter(f"{short(text)} is no JSON: {error}", param_hint=f"'{option}'") from None
+        raise click.BadParameter(f"{short(text)} is not JSON: {error}", param_hint=f"'{option}'") from None
 
 
 def status(kind: type[E], text: str | None) -> E | None:

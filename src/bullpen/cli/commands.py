@@ -12,7 +12,7 @@ import click
 from bullpen import _version
 from bullpen._kernel.printable import printable
 from bullpen.cli import completion, context
-from bullpen.cli.tree import Group, Place, make
+from bullpen.cli.tree import Group, LazyCommand, make
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, MissingExtra, NotConfigured
 
 NOT_DONE, WRONG, UNREACHABLE, TIME_UP, INTERRUPTED = 1, 2, 3, 4, 130
@@ -22,30 +22,38 @@ _VERSION: Final = f"bullpen {_version.__version__}"
 _ROOT: Final = Group(
     "Durable jobs for Python on the BullMQ protocol.",
     {
-        "demo": Place("demo:demo", "See it work: thousands of jobs, a killed worker, and a sum that adds up.", False),
-        "run": Place("run_app:run", "Run the workers of an application until SIGTERM or Ctrl-C.", False),
-        "serve": Place("serve:serve", "Serve an ASGI application apart from the workers.", False),
-        "dashboard": Place("dashboard:dashboard", "Serve the web dashboard.", False),
-        "exporter": Place("exporter:exporter", "Serve numbers for Prometheus.", False),
-        "top": Place("top:top", "Watch all queues.", False),
-        "queues": Place("queues:app", "See, pause and limit queues; delete jobs of one state."),
-        "jobs": Place("jobs:app", "See, add, change, retry, cancel and remove jobs."),
-        "workers": Place("workers:app", "See who is connected to work."),
-        "schedules": Place("schedules:app", "See and change what runs by the clock."),
-        "dead-letters": Place("dead_letters:app", "See what failed for good; redrive, edit or discard it."),
-        "operations": Place("operations:app", "See, stop and resume bulk actions that are stored."),
-        "payloads": Place("payloads:app", "Sealed job data: keys in use, and objects without a job."),
-        "outbox": Place("outbox:app", "See rows of the outbox; redrive dead ones; switch destinations off and on."),
-        "projector": Place("projector:app", "See how far projectors are; retry or skip parked events; backfill."),
-        "workflows": Place("workflows:app", "See, check and draw workflows; see and move their entities."),
-        "messages": Place("messages:app", "See scheduled messages and their recipients; retry what failed."),
-        "runs": Place("runs:app", "See, start, cancel and retry runs; credits."),
-        "alerts": Place("alerts:app", "See open incidents; send a test alert."),
-        "migrate": Place("migrate:migrate", "Make the tables of the database, or bring them up to date.", False),
-        "doctor": Place("doctor:doctor", "Say what is wrong and what to do about it.", False),
-        "bench": Place("bench.command:bench", "Measure how fast jobs go in and out of your server.", False),
-        "config": Place("config:app", "See which settings hold."),
-        "completion": Place("completion:completion", "Print what makes a shell complete this command.", False),
+        "demo": LazyCommand(
+            "demo:demo",
+            "Run a demonstration: thousands of jobs, one killed worker, and a check that all jobs ended.",
+            False,
+        ),
+        "run": LazyCommand("run_app:run", "Run the workers of an application until SIGTERM or Ctrl-C.", False),
+        "serve": LazyCommand("serve:serve", "Serve an ASGI application without workers.", False),
+        "dashboard": LazyCommand("dashboard:dashboard", "Serve the web dashboard.", False),
+        "exporter": LazyCommand("exporter:exporter", "Serve metrics for Prometheus.", False),
+        "top": LazyCommand("top:top", "Watch all queues.", False),
+        "queues": LazyCommand("queues:app", "List, pause and limit queues; delete the jobs of one state."),
+        "jobs": LazyCommand("jobs:app", "List, add, change, retry, cancel and remove jobs."),
+        "workers": LazyCommand("workers:app", "List connected workers."),
+        "schedules": LazyCommand("schedules:app", "List and change schedules."),
+        "dead-letters": LazyCommand("dead_letters:app", "List dead letters; redrive, edit or discard them."),
+        "operations": LazyCommand("operations:app", "List, stop and resume stored bulk actions."),
+        "payloads": LazyCommand("payloads:app", "Manage sealed job data: keys in use, and objects without a job."),
+        "outbox": LazyCommand("outbox:app", "List outbox rows; redrive dead rows; disable and enable destinations."),
+        "projectors": LazyCommand(
+            "projector:app", "Show the progress of projectors; retry or skip parked events; backfill."
+        ),
+        "workflows": LazyCommand(
+            "workflows:app", "List, check and draw workflows; show entities and send them events."
+        ),
+        "messages": LazyCommand("messages:app", "List scheduled messages and recipients; retry failed messages."),
+        "runs": LazyCommand("runs:app", "List, start, cancel and retry runs; manage credits."),
+        "alerts": LazyCommand("alerts:app", "List open incidents; send a test alert."),
+        "migrate": LazyCommand("migrate:migrate", "Create or update the database tables.", False),
+        "doctor": LazyCommand("doctor:doctor", "Show what is wrong and how to fix it.", False),
+        "bench": LazyCommand("bench.command:bench", "Measure how fast your server adds and runs jobs.", False),
+        "config": LazyCommand("config:app", "Show the settings in effect and where each comes from."),
+        "completion": LazyCommand("completion:completion", "Print the shell script for command completion.", False),
     },
 )
 

@@ -24,12 +24,12 @@ _SAFE: Final = re.compile(r"[\w.@%+=/{}-]+")
 def completion(
     shell: Annotated[
         Literal["bash", "zsh", "fish"],
-        Argument("SHELL", "bash, zsh or fish."),
+        Argument("SHELL", "Name of the shell: bash, zsh or fish."),
     ],
 ) -> None:
-    """Print what makes a shell complete this command: eval "$(bullpen completion bash)" in ~/.bashrc.
+    """Print the shell script for command completion: eval "$(bullpen completion bash)" in ~/.bashrc.
 
-    For zsh the same in ~/.zshrc; for fish: bullpen completion fish > ~/.config/fish/completions/bullpen.fish
+    For zsh, add the same line to ~/.zshrc. For fish: bullpen completion fish > ~/.config/fish/completions/bullpen.fish
     """
     from click.shell_completion import get_completion_class
 

@@ -17,16 +17,16 @@ app = Group()
 
 @app.command("show")
 def show_(at: OnServer) -> None:
-    """Print every setting, its value (passwords hidden), where it came from, and the variable that sets it."""
+    """Print every setting, its value (passwords hidden), where it came from, and its environment variable."""
     from bullpen.settings import Settings, misspelt_variables
 
     settings = list(Settings.load(redis_url=at.redis, redis_prefix=at.prefix).describe())
     for name, meant in misspelt_variables().items():
-        show.warn(f"{name} is no setting and does nothing; did you mean {meant}?")
+        show.warn(f"{name} is not a setting and has no effect; did you mean {meant}?")
     at.list(SETTINGS, settings, empty="")
     for each in settings:
         if each.is_general:
-            at.warn(f"{each.key}: {taken_from(each)}; {each.variable} wins over it")
+            at.warn(f"{each.key}: {taken_from(each)}; {each.variable} takes precedence")
 
 
 def taken_from(setting: Setting) -> str:

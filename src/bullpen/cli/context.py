@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 10
 _LONG_S: Final = 1.0
-NO_QUEUES: Final = "no queues here yet; `bullpen jobs add QUEUE NAME` makes one, --redis and --prefix look elsewhere"
+NO_QUEUES: Final = (
+    "no queues yet; `bullpen jobs add QUEUE NAME` creates one; --redis and --prefix select another server or prefix"
+)
 
 
 class Done(Exception):
@@ -51,24 +53,22 @@ class WrongCommand(Exception):
 
 # Options ------------------------------------------------------------------------------------------------------------
 
-RedisOption = Annotated[str | None, Option("--redis", metavar="URL", help="Server to use; else what is configured.")]
+RedisOption = Annotated[str | None, Option("--redis", metavar="URL", help="Redis server; default: the configured one.")]
 PrefixOption = Annotated[
-    str | None, Option("--prefix", metavar="TEXT", help="First part of all keys; else what is configured.")
+    str | None, Option("--prefix", metavar="TEXT", help="Prefix of all keys; default: the configured one.")
 ]
 DatabaseOption = Annotated[
-    str | None, Option("--database", metavar="URL", help="Database to use; else what is configured.")
+    str | None, Option("--database", metavar="URL", help="Database; default: the configured one.")
 ]
 ProgramOption = Annotated[
     str | None,
-    Option("--app", metavar="MODULE:APP", help="Program whose workflows keep dead letters on RabbitMQ or Kafka."),
+    Option("--app", metavar="MODULE:APP", help="Program whose workflows have dead letters on RabbitMQ or Kafka."),
 ]
-JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else; one document a line if many.")]
-LocalOption = Annotated[bool, Option("--local", help="Show times in the zone of this machine instead of UTC.")]
+JsonOption = Annotated[bool, Option("--json", help="Print only JSON; one document per line for lists.")]
+LocalOption = Annotated[bool, Option("--local", help="Show times in this machine's time zone instead of UTC.")]
 LogLevelOption = Annotated[str, Option(metavar="LEVEL", help="debug, info, warning or error.")]
 LogFormatOption = Annotated[str, Option(metavar="FORMAT", help="console, or json: one object per line.")]
-HttpPublicOption = Annotated[
-    bool, Option("--http-public", help="The address may be one that other machines can reach.")
-]
+HttpPublicOption = Annotated[bool, Option("--http-public", help="Allow an address that other machines can reach.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class Output(Options):
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
-            raise WrongCommand(f"{refusal} where nobody can be asked")
+            raise WrongCommand(f"{refusal} without a terminal to confirm on")
         ask(question)
 
     @contextmanager
@@ -201,7 +201,7 @@ class OnServer(Output):
         """A queue that may be new: made by what is added to it, unless it looks like a misspelling of another."""
         async with self.app() as app:
             if not is_meant:
-                await looks_meant(app, name)
+                await require_known_queue(app, name)
             yield app, app.queue(name)
 
     @asynccontextmanager
@@ -238,7 +238,7 @@ class OnBoth(OnServer, OnLedger):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service(Options):
+class ServiceOptions(Options):
     """A program that stays, and logs."""
 
     http_public: HttpPublicOption = False
@@ -249,14 +249,14 @@ class Service(Options):
         """Log lines as the options say: with time, process and fields."""
         level = logging.getLevelNamesMapping().get(self.log_level.upper())
         if level is None:
-            raise WrongCommand(f"{self.log_level!r} is no log level; write debug, info, warning or error")
+            raise WrongCommand(f"{self.log_level!r} is not a log level; write debug, info, warning or error")
         if self.log_format not in ("console", "json"):
-            raise WrongCommand(f"{self.log_format!r} is no log format; write console or json")
+            raise WrongCommand(f"{self.log_format!r} is not a log format; write console or json")
         log_fully(level, as_json=self.log_format == "json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceOnServer(Service):
+class ServiceOnServer(ServiceOptions):
     """The same, on a server of queues."""
 
     redis: RedisOption = None
@@ -279,7 +279,7 @@ async def must_exist(app: Bullpen, queue: str) -> None:
         raise Done(f"there is no queue {queue!r} under the prefix {app.prefix!r}; {_what_there_is(queue, names)}")
 
 
-async def looks_meant(app: Bullpen, queue: str) -> None:
+async def require_known_queue(app: Bullpen, queue: str) -> None:
     """A new queue is made by its first job; one that is called nearly as another is taken for a misspelling."""
     if await _exists(app, queue):
         return
@@ -315,7 +315,7 @@ async def queue_names(app: Bullpen) -> list[str]:
 
 def _what_there_is(queue: str, names: list[str]) -> str:
     if not names:
-        return "there is none at all: check --redis and --prefix"
+        return "there are no queues: check --redis and --prefix"
     near = difflib.get_close_matches(queue, names, 3)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}? `bullpen queues list` shows all"

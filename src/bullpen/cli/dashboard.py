@@ -38,18 +38,18 @@ async def dashboard(
     at: QuietService,
     target: Annotated[
         str | None,
-        Argument("[MODULE:APP]", "Also show what this app has; nothing of it is run."),
+        Argument("[MODULE:APP]", "Also show the parts of this app; nothing of it is run."),
     ] = None,
-    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve the pages here.")] = "127.0.0.1:9467",
+    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve the pages at this address.")] = "127.0.0.1:9467",
     add_user: Annotated[
         str | None,
-        Option(metavar="NAME", help="Only ask for a password and write it to the file of passwords."),
+        Option(metavar="NAME", help="Only ask for a password and store it in the password file."),
     ] = None,
     role: Annotated[str, Option(help="With --add-user: viewer, operator or admin.")] = "viewer",
 ) -> None:
-    """Serve the web dashboard until SIGTERM or Ctrl-C. It takes no jobs.
+    """Serve the web dashboard until SIGTERM or Ctrl-C. It runs no jobs.
 
-    Without arguments it shows the queues of the configured server, or of the embedded one, on the own machine.
+    Without arguments it shows the queues of the configured or embedded server, to this machine only.
     """
     from bullpen.app import Bullpen
     from bullpen.cli.programs import load_app
@@ -74,7 +74,7 @@ def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
 
     settings = app.settings.dashboard
     if public and settings.access == "none":
-        raise WrongCommand(f"others may connect to {address}, so it needs an access mode: {_MODES}")
+        raise WrongCommand(f"other machines can connect to {address}, so set an access mode: {_MODES}")
     if settings.access == "token" and settings.token is None:
         settings = replace(settings, token=secrets.token_urlsafe(24))
 
@@ -107,9 +107,9 @@ def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
     from bullpen.dashboard.access import Role, hash_password
 
     if settings.passwords is None:
-        raise WrongCommand("set BULLPEN_DASHBOARD_PASSWORDS to the path of the file of passwords")
+        raise WrongCommand("set BULLPEN_DASHBOARD_PASSWORDS to the path of the password file")
     if role not in set(Role):
-        raise WrongCommand(f"{role!r} is no role; write {', '.join(Role)}")
+        raise WrongCommand(f"{role!r} is not a role; write {', '.join(Role)}")
     with interruptible():
         password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if len(password) < 8:
@@ -129,4 +129,4 @@ def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600), "w") as file:
         json.dump(content, file, indent=1)
     temporary.replace(path)
-    show.say(f"{name} may come in as {role}")
+    show.say(f"{name} may log in as {role}")

@@ -38,26 +38,25 @@ EntriesArgument = Annotated[list[str] | None, Argument("[ENTRY]...", "Ids of ent
 NameOption = Annotated[str | None, Option("--name", metavar="TEXT", help="Only jobs of this name.")]
 ErrorOption = Annotated[str | None, Option("--error", metavar="TEXT", help="Only errors that contain this.")]
 GroupOption = Annotated[
-    str | None, Option("--group", metavar="FINGERPRINT", help="Only failures of this kind, as groups names it.")
+    str | None, Option("--group", metavar="FINGERPRINT", help="Only failures of this group, as `groups` lists it.")
 ]
 OlderOption = Annotated[
-    str | None, Option("--older-than", metavar="DURATION", help="Only what failed longer ago: 90s, 15m, 2h or 7d.")
+    str | None,
+    Option("--older-than", metavar="DURATION", help="Only what failed longer ago than this: 90s, 15m, 2h or 7d."),
 ]
-RateOption = Annotated[float | None, Option("--rate", help="At most this many a second.")]
+RateOption = Annotated[float | None, Option("--rate", help="At most this many per second.")]
 StoredOption = Annotated[
-    bool, Option("--stored", help="Store it as an operation first, which another process can go on with, and stop.")
+    bool, Option("--stored", help="Store it as an operation that another process can resume or stop.")
 ]
-TenantOption = Annotated[
-    str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant; others are not there.")
-]
-MostOption = Annotated[int | None, Option("--limit", min=1, help="At most this many, the oldest.")]
+TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Only entries of this tenant.")]
+MostOption = Annotated[int | None, Option("--limit", min=1, help="At most this many, oldest first.")]
 
 
 @app.command()
 async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
     """Count the dead letters of all queues, of the outbox, of messages, and with --app those of the program's
     workflows on RabbitMQ and Kafka."""
-    from bullpen.cli.letters import opened, warn_of_brokers
+    from bullpen.cli.dead_letter_stores import opened, warn_about_brokers
     from bullpen.errors import ConnectionLost
 
     away: dict[str, ConnectionLost] = {}
@@ -65,7 +64,7 @@ async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
         depths = await (await app.dead_letters(tenant_id=tenant)).depths(away=away)
         if tenant is None:
             await _warn_of_parked(app)
-        is_partial = warn_of_brokers(at, app)
+        is_partial = warn_about_brokers(at, app)
     rows = sorted(((store, depth) for store, depth in depths.items() if depth), key=lambda row: -row[1])
     if at.as_json:
         at.say(depths)
@@ -75,7 +74,7 @@ async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
         at.warn("no dead letters " + ("in Redis and the ledger" if is_partial else "anywhere"))
     if away:
         # After the others: while one broker is away, people look for what fails elsewhere.
-        raise ConnectionLost("; ".join(f"{store} is not counted: {error}" for store, error in away.items()))
+        raise ConnectionLost("; ".join(f"{store} cannot be counted: {error}" for store, error in away.items()))
 
 
 async def _warn_of_parked(app: Bullpen) -> None:
@@ -86,7 +85,7 @@ async def _warn_of_parked(app: Bullpen) -> None:
     if ledger is None or "projector" not in await ledger.parts():
         return
     if parked := await ledger.parked.count():
-        show.warn(f"parked events of projectors: {parked}; bullpen projector parked list shows them")
+        show.warn(f"parked events of projectors: {parked}; bullpen projectors parked list shows them")
 
 
 @app.command()
@@ -95,11 +94,11 @@ async def groups(
     store: Annotated[str | None, Option(metavar="STORE", help="Only this store, as stats names it.")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Show what goes wrong everywhere: failures of the same kind together, the most frequent first."""
-    from bullpen.cli.letters import opened, warn_of_brokers
+    """Group dead letters of all stores by cause, the most frequent first."""
+    from bullpen.cli.dead_letter_stores import opened, warn_about_brokers
 
     async with opened(at) as app:
-        warn_of_brokers(at, app)
+        warn_about_brokers(at, app)
         found = await (await app.dead_letters(tenant_id=tenant)).groups(store=store)
     at.list(GROUPS, found, empty="no dead letters" + (f" in {store}" if store else " anywhere"))
 
@@ -114,10 +113,12 @@ async def list_(
     older_than: OlderOption = None,
     tenant: TenantOption = None,
     limit: LimitOption = 50,
-    after: Annotated[str | None, Option(metavar="CURSOR", help="Go on behind an earlier list.")] = None,
+    after: Annotated[
+        str | None, Option(metavar="CURSOR", help="Continue after the last entry of an earlier list.")
+    ] = None,
 ) -> None:
     """List entries, newest first."""
-    from bullpen.cli.letters import console_of, is_queue, opened, warn_of_brokers
+    from bullpen.cli.dead_letter_stores import console_of, is_queue, opened, warn_about_brokers
 
     where = _filter(name, error, group, older_than)
     found: list[DeadLetter] = []
@@ -130,18 +131,18 @@ async def list_(
             if after is None:
                 break
         if not found and is_queue(app, store):
-            warn_of_brokers(at, app)
+            warn_about_brokers(at, app)
             await context.must_exist(app, store.removesuffix(_SUFFIX))
     like = " like that" if where != ANY or tenant else ""
     at.list(LETTERS, found, empty=f"no dead letters of {queue!r}{like}; `bullpen dead-letters stats` counts all")
     if after is not None:
-        at.warn(f"there are more; --limit shows more at once, --after {after} goes on")
+        at.warn(f"there are more; --limit shows more at once, --after {after} continues")
 
 
 @app.command("show")
 async def show_(at: OnProgram, queue: QueueArgument, entry: EntryArgument, tenant: TenantOption = None) -> None:
     """Show one entry with its payload, error and stack."""
-    from bullpen.cli.letters import console_of, is_queue, opened
+    from bullpen.cli.dead_letter_stores import console_of, is_queue, opened
     from bullpen.errors import DeadLetterNotFound
 
     async with opened(at) as app:
@@ -210,7 +211,7 @@ async def discard(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Delete entries for good. The failed jobs themselves stay as long as their retention says."""
+    """Delete entries for good. The failed jobs stay until their retention ends."""
     where = _which(entries, everything, name, error, group, older_than)
     if everything and not dry_run:
         whose = "" if tenant is None else f" and tenant {tenant!r}"
@@ -248,7 +249,7 @@ def _which(
     where = _filter(name, error, group, older_than)
     is_filtered = where != ANY
     if bool(entries) == (everything or is_filtered) or (everything and is_filtered):
-        raise WrongCommand("name the entries, or choose them by --name, --error, --group or --older-than, or say --all")
+        raise WrongCommand("name the entries, select them with --name, --error, --group or --older-than, or pass --all")
     return where
 
 
@@ -264,14 +265,14 @@ async def _acting(
     at: OnProgram, queue: str, tenant: str | None
 ) -> AsyncIterator[tuple[DeadLetterConsole, str, Callable[[RedriveReport], None]]]:
     """The console with the store, and what shows how far it is. Who did what, the console writes down."""
-    from bullpen.cli.letters import console_of, is_queue, opened
+    from bullpen.cli.dead_letter_stores import console_of, is_queue, opened
 
     async with opened(at) as app:
         console, store = await console_of(app, queue, tenant)
         depth = (await console.depths())[store] if tenant is None and store in console.stores else 0
         if tenant is None and not depth and is_queue(app, store):
             await context.must_exist(app, store.removesuffix(_SUFFIX))
-        with show.bar("working through the entries", depth, hidden=at.as_json or depth < _MANY) as move:
+        with show.bar("processing the entries", depth, hidden=at.as_json or depth < _MANY) as move:
             yield console, store, lambda report: move(report.examined)
 
 
@@ -289,7 +290,7 @@ async def _store(
     """As an operation: it touches what fits now, and is in the server before the first is touched."""
     from datetime import UTC, datetime
 
-    from bullpen.cli.letters import console_of, opened
+    from bullpen.cli.dead_letter_stores import console_of, opened
     from bullpen.cli.operations import run_stored
     from bullpen.ops.operations import Operation
 

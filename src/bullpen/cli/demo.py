@@ -17,20 +17,20 @@ _NAME = "bullpen._demo"
 async def demo(
     at: OnServer,
     jobs: Annotated[int, Option(min=1, max=200_000, help="How many jobs.")] = 3_000,
-    duration: Annotated[float, Option(min=1, max=600, help="About how many seconds.")] = 12.0,
-    stay: Annotated[bool, Option("--stay", help="Afterwards go on with a job a second until Ctrl-C.")] = False,
-    plain: Annotated[bool, Option("--plain", help="Print lines instead of a live picture.")] = False,
-    dashboard: Annotated[bool, Option("--dashboard", help="Show it in a browser too, until Ctrl-C.")] = False,
-    jobs_only: Annotated[bool, Option("--jobs-only", help="Leave out the other systems.")] = False,
+    duration: Annotated[float, Option(min=1, max=600, help="Approximate duration in seconds.")] = 12.0,
+    stay: Annotated[bool, Option("--stay", help="Then keep running one job per second until Ctrl-C.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Print lines instead of a live display.")] = False,
+    dashboard: Annotated[bool, Option("--dashboard", help="Also serve the dashboard until Ctrl-C.")] = False,
+    jobs_only: Annotated[bool, Option("--jobs-only", help="Skip the other systems.")] = False,
 ) -> None:
-    """Run a few thousand jobs in three worker processes, kill one of them, and add up what became of every job.
+    """Run a few thousand jobs in three worker processes, kill one process, and check that every job ended once.
 
-    Then tasks, a workflow, the outbox, a run and a scheduled message, each with a fault on purpose.
+    Then run tasks, a workflow, the outbox, a run and a scheduled message, each with a deliberate fault.
 
-    Without --redis a server is started in a temporary directory and removed afterwards.
+    Without --redis, a temporary server is started and removed at the end.
     """
     if stay and at.as_json:
-        raise WrongCommand("--stay talks to a person, --json to a program; choose one")
+        raise WrongCommand("--stay is for a person, --json for a program; choose one")
     if dashboard and at.as_json:
         raise WrongCommand("--dashboard is for a person, --json for a program; choose one")
     report, lines = await load("stage").run(

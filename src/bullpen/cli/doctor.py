@@ -30,16 +30,16 @@ class Examined(OnProgram):
 
     program: Annotated[
         str | None,
-        Option("--app", metavar="MODULE:APP", help="Program whose brokers are looked at too, with their dead letters."),
+        Option("--app", metavar="MODULE:APP", help="Program whose brokers and dead letters are checked too."),
     ] = None
 
 
 async def doctor(
     at: Examined,
-    everything: Annotated[bool, Option("--all", help="Show also what is good.")] = False,
-    strict: Annotated[bool, Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also show the checks that passed.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 1 for warnings as well.")] = False,
 ) -> None:
-    """Look at the server, all queues, the brokers that settings or a program name, and the ledger. Changes nothing.
+    """Check the server, all queues, the ledger, and the brokers of the settings or a program. Changes nothing.
 
     The exit code is 1 if something is broken, such as jobs that wait without a worker; with --strict also for warnings.
     """
@@ -82,13 +82,13 @@ async def _brokers(app: Bullpen) -> AsyncIterator[Advice]:
             )
     for client in ours:
         await client.close()
-    for store in app.other_letters():
+    for store in app.other_dead_letters():
         try:
             depth = await store.depth()
         except BullpenError:
             continue  # its broker was reported above
         if depth:
-            text = f"{depth} wait for somebody"
+            text = f"{depth} need attention"
             fix = command_line("dead-letters list", store.name, app="MODULE:APP")
             yield Advice(Level.WARNING, f"store {store.name}", "dead letters", text, fix)
 
@@ -115,10 +115,10 @@ def _settings(settings: Settings) -> Iterator[Advice]:
     from bullpen.settings import misspelt_variables
 
     for name, meant in misspelt_variables().items():
-        yield Advice(Level.WARNING, "settings", name, "no setting has this name: it does nothing", f"set {meant}")
+        yield Advice(Level.WARNING, "settings", name, "no setting has this name; it has no effect", f"set {meant}")
     for setting in settings.describe():
         if setting.is_general:
-            fix = f"set {setting.variable}, which wins, or nothing if it is meant"
+            fix = f"set {setting.variable}, which takes precedence, or leave it if that is intended"
             yield Advice(Level.UNKNOWN, "settings", setting.key, taken_from(setting), fix)
 
 

@@ -35,35 +35,35 @@ async def edit(
     store: Annotated[str, Argument("STORE", "The queue, or the store as `stats` names it.")],
     entry: Annotated[str, Argument("ENTRY", "Id of the entry, as listed.")],
     data: Annotated[
-        str | None, Option(metavar="JSON", help="The whole new payload; @FILE reads a file, - stdin.")
+        str | None, Option(metavar="JSON", help="The complete new payload; @FILE reads a file, - reads stdin.")
     ] = None,
     merge: Annotated[
         str | None,
-        Option(metavar="JSON", help="Members to set; null removes one (JSON merge patch). @FILE, - as above."),
+        Option(metavar="JSON", help="Fields to set; null removes one (JSON merge patch). @FILE and - as above."),
     ] = None,
     editor: Annotated[
-        bool, Option("--editor", help="Open $VISUAL or $EDITOR on the payload; so does neither of the above.")
+        bool, Option("--editor", help="Open $VISUAL or $EDITOR on the payload; default without --data and --merge.")
     ] = False,
-    why: Annotated[str, Option(metavar="TEXT", help="Noted with the edit.")] = "",
+    why: Annotated[str, Option(metavar="TEXT", help="Stored with the edit.")] = "",
     by: ByOption = None,
     tenant: TenantOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Send one back with another payload, its identity kept. Shows the difference and asks before."""
-    from bullpen.cli.letters import console_of, opened
+    """Send one dead letter back with a changed payload and the same id. Shows the difference and asks first."""
+    from bullpen.cli.dead_letter_stores import console_of, opened
     from bullpen.ports.edits import KEEP, make_edit, payload_fingerprint
 
     given = [name for name, value in (("data", data), ("merge", merge), ("editor", editor or None)) if value]
     if len(given) > 1:
         raise WrongCommand(
-            f"say one of --data, --merge and --editor, not {' and '.join(f'--{each}' for each in given)}"
+            f"pass only one of --data, --merge and --editor, not {' and '.join(f'--{each}' for each in given)}"
         )
     may_ask = sys.stdin.isatty() and not at.as_json and "-" not in (data, merge)
     if not given and not may_ask:
-        raise WrongCommand("say --data or --merge where nobody can edit")
+        raise WrongCommand("pass --data or --merge without a terminal to edit on")
     if not (may_ask or yes or dry_run):
-        raise WrongCommand("sending an edited payload needs --yes where nobody can be asked; --dry-run shows it")
+        raise WrongCommand("sending an edited payload needs --yes without a terminal to confirm on; --dry-run shows it")
     async with opened(at) as app:
         console, name = await console_of(app, store, tenant)
         found = await console.get_editable(name, entry)
@@ -92,7 +92,7 @@ async def edit(
 
 
 def _from_editor(found: Found) -> Any:
-    """The payload after somebody has edited it; what is no JSON may be corrected."""
+    """The payload after somebody has edited it; what is not JSON may be corrected."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     # Payloads hold what errors do not: the file is ours alone, and gone afterwards.
     with tempfile.TemporaryDirectory(prefix="bullpen-") as directory:
@@ -105,12 +105,12 @@ def _from_editor(found: Found) -> Any:
                     subprocess.run([*shlex.split(command), str(path)], check=True)
             except (OSError, ValueError, subprocess.CalledProcessError) as error:
                 raise Done(
-                    f"the editor {command!r} failed ({error}); nothing was sent. Set EDITOR, or say --data"
+                    f"the editor {command!r} failed ({error}); nothing was sent. Set EDITOR, or pass --data"
                 ) from None
             try:
                 return json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                ask(f"This is no JSON: {error}. Edit it again?", default=True)
+                ask(f"This is not JSON: {error}. Edit it again?", default=True)
 
 
 def _show(before: Any, after: Any) -> None:

@@ -24,12 +24,12 @@ class ServiceOnBoth(ServiceOnServer):
 async def exporter(
     at: ServiceOnBoth,
     http: Annotated[
-        str, Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
+        str, Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz at this address.")
     ] = "127.0.0.1:9465",
 ) -> None:
-    """Serve the numbers of all queues of a server, Node's too, and of the ledger, until SIGTERM or Ctrl-C.
+    """Serve metrics of all queues of a server, also those of Node, and of the ledger, until SIGTERM or Ctrl-C.
 
-    It needs no application and takes no jobs. One per server and prefix is enough. It changes nothing.
+    It needs no application, runs no jobs and changes nothing. One per server and prefix is enough.
     """
     from bullpen._kernel.logs import get_logger
     from bullpen.app import Bullpen

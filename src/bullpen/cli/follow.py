@@ -45,7 +45,7 @@ class FollowEvents(OnServer):
     name: Annotated[list[str] | None, Option(metavar="TEXT", help="Only jobs of this name; may be repeated.")] = None
     since: Annotated[
         str | None,
-        Option(metavar="TIME", help="Begin in the past, as far as events are kept: 15m, or 2030-01-31T12:00."),
+        Option(metavar="TIME", help="Start in the past, as far as events are kept: 15m, or 2030-01-31T12:00."),
     ] = None
     timeout: TimeoutOption = None
 
@@ -79,7 +79,7 @@ _AGE: Final = re.compile(r"\d+(ms|s|m|h|d)?")
 class Polling(Output):
     """How often to read, and for how long."""
 
-    interval: Annotated[str, Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "1s"
+    interval: Annotated[str, Option(metavar="TIME", help="Time between two polls: 500 (ms), 2s, 1m.")] = "1s"
     timeout: TimeoutOption = None
 
     def check(self) -> None:
@@ -172,13 +172,13 @@ async def follow_jobs(
     queue: QueueArgument,
     ids: Annotated[
         list[str] | None,
-        Argument("[ID]...", "Only these jobs; else all of the queue."),
+        Argument("[ID]...", "Only these jobs; default: all jobs of the queue."),
     ] = None,
     wait: Annotated[
-        bool, Option("--wait", help="End when these jobs have; the exit code is 1 if one of them failed.")
+        bool, Option("--wait", help="End when these jobs have ended; exit code 1 if one of them failed.")
     ] = False,
 ) -> None:
-    """Print what happens to the jobs of a queue, until Ctrl-C; or with --wait until they are done."""
+    """Print the events of a queue's jobs until Ctrl-C; with --wait, until the jobs end."""
     from bullpen.ops.follow import Waited
 
     if wait and not ids:
@@ -195,7 +195,7 @@ async def follow_jobs(
 
 
 async def follow_queues(at: FollowEvents, queues: QueuesArgument = None) -> None:
-    """Print what happens in several queues, or in all that there are now, until Ctrl-C."""
+    """Print the events of several queues, or of all current queues, until Ctrl-C."""
     from bullpen.queue import find_queues
 
     at.check()
@@ -215,10 +215,10 @@ async def logs(
     at: OnServer,
     queue: QueueArgument,
     job_id: Annotated[str, Argument("ID", "Id of the job.")],
-    start: Annotated[int, Option(help="From this line on, counted from 0; -20: the last twenty.")] = 0,
-    end: Annotated[int, Option(help="Up to this line; -1 is the last.")] = -1,
+    start: Annotated[int, Option(help="First line, counted from 0; -20: the last twenty.")] = 0,
+    end: Annotated[int, Option(help="Last line; -1 is the end.")] = -1,
     follow: Annotated[
-        bool, Option("--follow", "-f", help="Go on until the job ends; the exit code is 1 if it failed.")
+        bool, Option("--follow", "-f", help="Follow until the job ends; exit code 1 if it failed.")
     ] = False,
     timeout: TimeoutOption = None,
 ) -> None:
@@ -228,7 +228,7 @@ async def logs(
     from bullpen.queue import JobState
 
     if follow and (start, end) != (0, -1):
-        raise WrongCommand("--start and --end are for what is written already; --follow prints all")
+        raise WrongCommand("--start and --end select stored lines; --follow prints all lines")
     ended: list[JobState] = []
     seconds("--timeout", timeout)
     async with at.queue(queue) as (_, opened), _limited(timeout, f"job {job_id} has not ended"):
@@ -339,7 +339,7 @@ def _reporting_the_server() -> Iterator[None]:
     def report(endpoint: str) -> None:
         nonlocal is_reported
         is_reported = True
-        show.warn(f"bullpen: {endpoint} is away; waiting for it")
+        show.warn(f"bullpen: {endpoint} is unreachable; waiting for it")
 
     def on_event(event: str, fields: dict[str, Any]) -> None:
         nonlocal waiting, is_reported

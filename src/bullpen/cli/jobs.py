@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context, show
-from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, State, duration, one_way, parse_json
+from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, StateOption, duration, one_way, parse_json
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_jobs, logs
 from bullpen.cli.show import Column, Record
@@ -32,12 +32,12 @@ async def list_(
     at: OnServer,
     queue: QueueArgument,
     state: Annotated[
-        list[State] | None,
+        list[StateOption] | None,
         Option(help="Only jobs in this state; may be repeated.", default="all"),
     ] = None,
     limit: Annotated[int, Option(min=1, help="At most this many jobs of each state.")] = 20,
 ) -> None:
-    """List jobs: what runs next first, of finished ones the newest first."""
+    """List jobs: waiting jobs in the order they run, finished jobs newest first."""
     import asyncio
 
     from bullpen.queue import JobState
@@ -45,10 +45,10 @@ async def list_(
 
     found: list[tuple[str, Job, Any]] = []
     async with at.queue(queue) as (_, opened):
-        for name in state or State:
+        for name in state or StateOption:
             jobs = await list_jobs(opened, JobState(name), count=limit)
             counts: list[Any] = [None] * len(jobs)
-            if name is State.WAITING_CHILDREN:
+            if name is StateOption.WAITING_CHILDREN:
                 counts = await asyncio.gather(*(job.children_counts() for job in jobs))
             found += zip([name] * len(jobs), jobs, counts, strict=True)
     next_step = command_line("jobs list", queue) if state else command_line("jobs add", queue, "NAME")
@@ -88,21 +88,21 @@ async def add(
     at: OnServer,
     queue: QueueArgument,
     name: Annotated[str, Argument("NAME", "Name of the job.")],
-    data: Annotated[str, Option(metavar="JSON", help="Its data; @FILE reads a file, - reads stdin.")] = "{}",
+    data: Annotated[str, Option(metavar="JSON", help="Data of the job; @FILE reads a file, - reads stdin.")] = "{}",
     delay: Annotated[str | None, Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")] = None,
-    priority: Annotated[int | None, Option(help="0 before all others, then 1 to 2097151.")] = None,
-    attempts: Annotated[int | None, Option(help="All tries, the first included.", default="3")] = None,
-    job_id: Annotated[str | None, Option("--id", metavar="ID", help="An id of your own.")] = None,
-    lane: Annotated[str | None, Option(metavar="KEY", help="Whose fair share of the queue it takes.")] = None,
+    priority: Annotated[int | None, Option(help="0 runs before all others, then 1 to 2097151.")] = None,
+    attempts: Annotated[int | None, Option(help="Number of attempts, the first included.", default="3")] = None,
+    job_id: Annotated[str | None, Option("--id", metavar="ID", help="Your own job id.")] = None,
+    lane: Annotated[str | None, Option(metavar="KEY", help="Lane (fair share) of the job, such as a tenant.")] = None,
     deduplication: Annotated[
-        str | None, Option(metavar="ID", help="Add it only if no other job with this id is unfinished.")
+        str | None, Option(metavar="ID", help="Add it only if no unfinished job has this deduplication id.")
     ] = None,
     parent: Annotated[
         str | None, Option(metavar="QUEUE:ID", help="A job that waits for this one; needs --on-failure.")
     ] = None,
-    on_failure: Annotated[OnFailure | None, Option(help="What its failure means for the parent.")] = None,
+    on_failure: Annotated[OnFailure | None, Option(help="What its failure does to the parent.")] = None,
     new_queue: Annotated[
-        bool, Option("--new-queue", help="Make the queue even if another one is called nearly so.")
+        bool, Option("--new-queue", help="Create the queue even if another has a similar name.")
     ] = False,
 ) -> None:
     """Add one job."""
@@ -136,12 +136,12 @@ async def retry(
     at: OnServer,
     queue: QueueArgument,
     ids: SomeIdsArgument = None,
-    everything: Annotated[bool, Option("--all", help="All failed jobs of the queue, the oldest first.")] = False,
+    everything: Annotated[bool, Option("--all", help="All failed jobs of the queue, oldest first.")] = False,
     limit: Annotated[int | None, Option(min=1, help="With --all: at most this many.")] = None,
     rate: Annotated[float | None, Option(min=0.01, help="With --all: at most this many a second.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Put failed jobs back in line with all their attempts. Their dead letters go."""
+    """Run failed jobs again, with all their attempts. Their dead letters are removed."""
     one_way(ids, everything, "jobs")
     if not everything:
         if limit is not None or rate is not None or dry_run:
@@ -165,7 +165,7 @@ async def promote(
     everything: AllOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Let delayed jobs run now. --all means also the next jobs of schedules."""
+    """Run delayed jobs now. --all includes the next jobs of schedules."""
     one_way(ids, everything, "jobs")
     if not everything:
         if dry_run:
@@ -185,16 +185,14 @@ async def change(
     at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
-    delay: Annotated[
-        str | None, Option(metavar="TIME", help="Delayed jobs become due after that: 0, 90s, 15m, 2h, 1d.")
-    ] = None,
+    delay: Annotated[str | None, Option(metavar="TIME", help="New delay from now: 0, 90s, 15m, 2h, 1d.")] = None,
     priority: Annotated[
-        int | None, Option(min=0, max=2_097_151, help="0 before all others, then 1 to 2097151.")
+        int | None, Option(min=0, max=2_097_151, help="0 runs before all others, then 1 to 2097151.")
     ] = None,
 ) -> None:
-    """Give jobs that have not begun another delay or priority."""
+    """Change the delay or priority of jobs that have not started."""
     if delay is None and priority is None:
-        raise WrongCommand("say --delay, --priority or both")
+        raise WrongCommand("pass --delay, --priority or both")
     if delay is not None:
         duration("--delay", delay)
     async with at.acting(queue) as (_, actions):
@@ -213,21 +211,21 @@ async def cancel(
     at: OnServer,
     queue: QueueArgument,
     ids: IdsArgument,
-    reason: Annotated[str | None, Option(help="For whoever waits for the result.")] = None,
+    reason: Annotated[str | None, Option(help="Reason, shown to the code that waits for the result.")] = None,
 ) -> None:
-    """End jobs: those that wait fail now, workers are asked to end those that run."""
+    """Cancel jobs: waiting jobs fail now; workers are asked to stop running jobs."""
     await _each(at, "cancelled", queue, ids, "job.cancel", why=reason)
 
 
 @app.command(destroys=True)
 async def remove(at: OnServer, queue: QueueArgument, ids: IdsArgument) -> None:
-    """Delete jobs for good, with their children if they have any. Running ones are refused."""
+    """Delete jobs for good, with their child jobs. Running jobs are refused."""
     await _each(at, "removed", queue, ids, "job.remove")
 
 
 @app.command()
 async def explain(at: OnServer, queue: QueueArgument, job_id: IdArgument) -> None:
-    """Say why a job is not running, and what to do about it."""
+    """Explain why a job is not running and what to do about it."""
     from bullpen.ops.explain import IdleCause, read_facts
     from bullpen.ops.explain import explain as decide
 

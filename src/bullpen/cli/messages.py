@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from bullpen.ops.dead_letters import Found
 
 app = Group()
-recipients = app.group("recipients", "Import, list and remove recipients; see what one will get.")
+recipients = app.group("recipients", "Import, list and remove recipients; preview their messages.")
 
-DaysOption = Annotated[int, Option(min=1, max=36_500, help="How far to look ahead.")]
+DaysOption = Annotated[int, Option(min=1, max=36_500, help="How many days ahead.")]
 IdsArgument = Annotated[list[str], Argument("MESSAGE...", "Ids of messages.")]
 MessageArgument = Annotated[str, Argument("MESSAGE", "Id of the message.")]
 OwnerOption = Annotated[str, Option("--tenant", metavar="ID", help="Tenant that they belong to.")]
@@ -38,7 +38,7 @@ class Planning(OnLedger):
         Option(
             "--app",
             metavar="MODULE:APP",
-            help="Program whose kinds of occasions hold; else those of the app that ran last on this ledger.",
+            help="Program that defines the occasions; default: the app that ran last on this ledger.",
         ),
     ] = None
 
@@ -107,11 +107,11 @@ async def _read_kinds(opened: Messages) -> bool:
 async def import_(
     at: Planning,
     file: Annotated[Path, Argument("FILE", "CSV file with a header.")],
-    channel: Annotated[str | None, Option(help="Channel of lines that name none.")] = None,
-    tenant: Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant of lines that name none.")] = None,
+    channel: Annotated[str | None, Option(help="Channel for lines without one.")] = None,
+    tenant: Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant for lines without one.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Add recipients from a CSV file, or replace what is known about them. Running it again changes nothing.
+    """Add or replace recipients from a CSV file. A second import of the same file changes nothing.
 
     Columns: id, zone, channel, address, name, locale, tenant_id, one per kind of occasion (birthday, anniversary, each
     with .send_at for a time of its own), attributes.NAME. A bad line is reported with its number; good ones are saved.
@@ -154,7 +154,7 @@ async def remove(
     ids: Annotated[list[str], Argument("RECIPIENT...", "Ids of recipients.")],
     tenant: OwnerOption = "",
 ) -> None:
-    """Forget recipients and cancel what is planned for them."""
+    """Remove recipients and cancel their planned messages."""
     async with _opened(at) as opened:
         _done(at, "removed", await opened.recipients.remove(ids, tenant_id=tenant), len(ids))
 
@@ -166,7 +166,7 @@ async def preview(
     days: DaysOption = 366,
     tenant: OwnerOption = "",
 ) -> None:
-    """Show what a recipient will get, and when."""
+    """Show which messages a recipient will get, and when."""
     async with at.open() as opened:
         found = await opened.recipients.get(recipient, tenant_id=tenant)
         if found is None:
@@ -182,13 +182,15 @@ async def preview(
 @app.command("list")
 async def list_(
     at: OnLedger,
-    state: Annotated[str | None, Option("--status", help="CREATED, QUEUED, SENDING, SENT, FAILED, PARKED, …")] = None,
+    state: Annotated[
+        str | None, Option("--status", help="Status: CREATED, QUEUED, SENDING, SENT, FAILED, PARKED, …")
+    ] = None,
     occasion: Annotated[str | None, Option(metavar="KIND", help="Only this kind.")] = None,
     recipient: Annotated[str | None, Option(metavar="ID", help="Only this recipient.")] = None,
     tenant: TenantOption = None,
     limit: LimitOption = 50,
 ) -> None:
-    """List messages in the order of their instants."""
+    """List messages, the next to be sent first."""
     from bullpen.messages import MessageStatus
 
     wanted = status(MessageStatus, state)
@@ -196,7 +198,7 @@ async def list_(
         found = await opened.store.find(
             status=wanted, occasion=occasion, recipient_id=recipient, tenant_id=tenant, limit=limit
         )
-    at.list(MESSAGES, found, empty="no such messages; `bullpen messages plan` plans what comes near")
+    at.list(MESSAGES, found, empty="no such messages; `bullpen messages plan` plans the next ones")
 
 
 @app.command("show")
@@ -207,7 +209,7 @@ async def show_(at: OnLedger, message: MessageArgument) -> None:
 
 @app.command()
 async def follow(at: FollowLedger, message: MessageArgument) -> None:
-    """Print what happens to a message until it is sent; the exit code is 1 if it will not be by itself."""
+    """Print what happens to a message until it ends; the exit code is 1 unless it was sent."""
     bad = ("FAILED", "PARKED", "SKIPPED", "EXPIRED", "CANCELLED")
     await follow_row(at, f"message {message}", lambda: _read(at, message), "SENT", *bad)
 
@@ -222,7 +224,7 @@ async def stats(at: OnLedger) -> None:
 
 @app.command()
 async def check(at: OnLedger) -> None:
-    """Ask whether the scheduler keeps up. The exit code is 1 when a run was missed."""
+    """Check that the scheduler is on time. The exit code is 1 when a run was missed."""
     async with _opened(at) as opened:
         found = await opened.health()
     at.fields(
@@ -245,8 +247,8 @@ async def check(at: OnLedger) -> None:
 async def lint(at: Planning, days: DaysOption = 366, tenant: TenantOption = None) -> None:
     """List recipients whose local time does not exist, or comes twice, because clocks change that day.
 
-    With --app also what the program cannot send: a channel that is not registered, a text whose names have no value.
-    Then the exit code is 1; for a local time that the clocks skip it is not, because its message leaves all the same.
+    With --app also messages that the program cannot send: unknown channels, templates with missing values.
+    These set the exit code to 1. A skipped local time does not, because its message is sent anyway.
     """
     from bullpen.messages import Doubts
 
@@ -277,7 +279,7 @@ async def lint(at: Planning, days: DaysOption = 366, tenant: TenantOption = None
 
 @app.command()
 async def plan(at: Planning) -> None:
-    """Compute again what is planned for everybody, then plan what comes near.
+    """Plan all messages again, then queue those that are due soon.
 
     For new rules: after an update of the time zone database. An app that starts does it for a kind that it sends at
     another time than before.
@@ -292,7 +294,7 @@ async def plan(at: Planning) -> None:
 
 @app.command()
 async def retry(at: OnLedger, ids: IdsArgument) -> None:
-    """Send again what failed, expired, was skipped or parked; however late it is. Its dead letter is discarded."""
+    """Send failed, expired, skipped or parked messages again, however late. Their dead letters are discarded."""
     async with _opened(at) as opened:
         retried = await opened.store.retry(ids, by=whoami())
     if retried:
@@ -302,14 +304,14 @@ async def retry(at: OnLedger, ids: IdsArgument) -> None:
 
 @app.command()
 async def confirm(at: OnLedger, ids: IdsArgument) -> None:
-    """Mark parked messages as sent, because you have asked the provider."""
+    """Mark parked messages as sent, after you have asked the provider."""
     async with _opened(at) as opened:
         _done(at, "confirmed", len(await opened.store.resolve(ids, by=whoami())), len(ids))
 
 
 @app.command()
 async def cancel(at: OnLedger, ids: IdsArgument) -> None:
-    """Take messages back that are not being sent yet."""
+    """Cancel messages that are not being sent yet."""
     async with _opened(at) as opened:
         _done(at, "cancelled", len(await opened.store.cancel(ids, by=whoami())), len(ids))
 
@@ -323,7 +325,7 @@ def _done(at: OnLedger, verb: str, done: int, wanted: int) -> None:
 async def _discard_letters(at: OnLedger, ids: set[str]) -> None:
     """The messages are on their way again: nobody needs to look at the orders that failed."""
     from bullpen.app import Bullpen
-    from bullpen.cli.letters import name_of_store
+    from bullpen.cli.dead_letter_stores import name_of_store
     from bullpen.errors import BullpenError
 
     settings = at.settings()

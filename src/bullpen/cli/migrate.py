@@ -21,15 +21,15 @@ async def migrate(
         Option(
             "--for",
             metavar="PARTS",
-            help="Make only the tables of these: outbox, runs, messages, workflows, projector, alerts; with commas "
-            "between them. The outbox always belongs to them. Else all.",
+            help="Create only the tables of these parts, separated by commas: outbox, runs, messages, workflows, "
+            "projector, alerts. The outbox is always included. Default: all.",
         ),
     ] = None,
-    print_sql: Annotated[bool, Option("--print-sql", help="Print the statements and run nothing.")] = False,
+    print_sql: Annotated[bool, Option("--print-sql", help="Print the statements; run nothing.")] = False,
 ) -> None:
-    """Make the ledger's tables or bring them up to date. With three roles also row-level security. Safe to repeat.
+    """Create or update the ledger's tables. With three roles also row-level security. Safe to repeat.
 
-    Parts can be added later with another --for; those that are there stay and are brought up to date.
+    Add parts later with another --for; existing tables stay and are updated.
     """
     from bullpen.ledger.migrate import render_sql
     from bullpen.ledger.parts import PARTS

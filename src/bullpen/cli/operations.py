@@ -51,7 +51,7 @@ async def list_(at: OnServer, limit: LimitOption = 20) -> None:
 
 @app.command("show")
 async def show_(at: OnServer, operation: OperationArgument) -> None:
-    """Show how far one is, and what could not be done."""
+    """Show the progress of one operation and what failed."""
     async with at.app() as opened, operations_of(opened) as operations:
         found = await _found(operations, operation)
     at.fields(to_json(found))
@@ -59,7 +59,7 @@ async def show_(at: OnServer, operation: OperationArgument) -> None:
 
 @app.command()
 async def stop(at: OnServer, operation: OperationArgument) -> None:
-    """End one before its next object. What was done stays done."""
+    """Stop an operation before its next object. What is done is not undone."""
     from bullpen.ops.actions import Actor
 
     async with at.app() as opened, operations_of(opened) as operations:
@@ -70,14 +70,14 @@ async def stop(at: OnServer, operation: OperationArgument) -> None:
 
 @app.command()
 async def resume(at: OnProgram) -> None:
-    """Go on with operations whose process has ended, until none is left."""
-    from bullpen.cli.letters import opened
+    """Continue operations whose process has died, until none is left."""
+    from bullpen.cli.dead_letter_stores import opened
 
     async with opened(at) as app_, operations_of(app_) as operations:
         left = [each.id for each in await operations.list(count=1_000) if each.is_open]
         operations.wake()
         done = [await _ended(operations, number) for number in reversed(left)]
-    at.list(OPERATIONS, done, empty="nothing is left to do")
+    at.list(OPERATIONS, done, empty="nothing to do")
 
 
 async def run_stored(at: Output, opened: Bullpen, operation: Operation) -> None:
@@ -88,7 +88,7 @@ async def run_stored(at: Output, opened: Bullpen, operation: Operation) -> None:
             found = await _ended(operations, number, at)
         except asyncio.CancelledError:
             at.warn(
-                f"operation {number} stays stored: bullpen operations resume goes on with it, "
+                f"operation {number} stays stored: bullpen operations resume continues it, "
                 f"bullpen operations stop {number} ends it"
             )
             raise
@@ -99,7 +99,7 @@ async def run_stored(at: Output, opened: Bullpen, operation: Operation) -> None:
 
 
 async def _ended(operations: Operations, number: str, at: Output | None = None) -> OperationView:
-    with show.bar("working through the entries", None, hidden=at is None or at.as_json) as move:
+    with show.bar("processing the entries", None, hidden=at is None or at.as_json) as move:
         while (found := await _found(operations, number)).is_open:
             move(found.done + found.skipped, total=found.total)
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -109,7 +109,7 @@ async def _ended(operations: Operations, number: str, at: Output | None = None) 
 async def _found(operations: Operations, number: str) -> OperationView:
     found = await operations.get(number)
     if found is None:
-        raise Done(f"there is no operation {number!r}; `bullpen operations list` shows those that are kept")
+        raise Done(f"there is no operation {number!r}; `bullpen operations list` shows the stored ones")
     return found
 
 

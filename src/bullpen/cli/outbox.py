@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from bullpen.ledger import Attempt, Destination, OutboxRow, TenantLimit
 
 app = Group()
-tenants = app.group("tenants", "Decide how much of the outbox a tenant may have.")
-destinations = app.group("destinations", "See destinations in trouble; switch one off and on; test it; replay.")
+tenants = app.group("tenants", "Set each tenant's share and limits in the outbox.")
+destinations = app.group("destinations", "List destinations with problems; disable, enable, test and replay one.")
 
 RowsArgument = Annotated[list[str] | None, Argument("[ROW]...", "Ids of rows.")]
 RowArgument = Annotated[str, Argument("ROW", "Id of the row.")]
@@ -54,7 +54,7 @@ async def list_(
         found = await ledger.outbox.find(
             status=wanted, integration_type=integration_type, error_code=code, tenant_id=tenant, limit=limit
         )
-    at.list(ROWS, found, empty="no such rows; `bullpen outbox stats` counts what is not done")
+    at.list(ROWS, found, empty="no such rows; `bullpen outbox stats` counts what is not sent")
 
 
 @app.command("show")
@@ -79,7 +79,7 @@ async def redrive(
     rate: Annotated[float | None, Option(min=0.01, help="With --all: at most this many a second.")] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Send dead rows back with their id and idempotency key; attempts start again."""
+    """Send dead rows again with their id and idempotency key; attempts start again."""
     from bullpen.outbox import OutboxDeadLetters
 
     one_way(rows, everything, "rows")
@@ -97,7 +97,7 @@ async def redrive(
 
 @app.command(destroys=True)
 async def discard(at: OnLedger, rows: RowsArgument = None, yes: YesOption = False) -> None:
-    """Delete dead rows for good. Their events stay known, so that a replay does not bring them back."""
+    """Delete dead rows for good. Their events stay recorded, so that a replay does not send them again."""
     if not rows:
         raise WrongCommand("name the rows")
     if not yes:
@@ -108,7 +108,7 @@ async def discard(at: OnLedger, rows: RowsArgument = None, yes: YesOption = Fals
 
 @app.command()
 async def confirm(at: OnLedger, rows: RowsArgument = None) -> None:
-    """Mark dead rows as sent, because somebody knows that the target has them (UNKNOWN_OUTCOME)."""
+    """Mark dead rows as sent when the target is known to have them (UNKNOWN_OUTCOME)."""
     if not rows:
         raise WrongCommand("name the rows")
     async with at.ledger() as ledger:
@@ -123,7 +123,7 @@ def _done(at: Output, verb: str, done: Sequence[Any], wanted: Sequence[str]) -> 
 
 @app.command()
 async def stats(at: OnLedger) -> None:
-    """Count what is not done, by integration type and status."""
+    """Count rows that are not sent, by integration type and status."""
     async with at.ledger() as ledger:
         found = await ledger.outbox.stats()
     at.list(STATS, found, empty="nothing waits; `bullpen outbox list --status SENT` shows what was sent")
@@ -143,10 +143,10 @@ LimitTypeOption = Annotated[str, Option("--type", metavar="TYPE", help="Only thi
 
 @tenants.command("list")
 async def list_tenants(at: OnLedger) -> None:
-    """List tenants about which something was decided; all others have weight 1 and no limit."""
+    """List tenants that have settings; all others have weight 1 and no limit."""
     async with at.ledger() as ledger:
         found = await ledger.tenant_limits.list()
-    at.list(LIMITS, found, empty="nothing was decided about any tenant: all have weight 1 and no limit")
+    at.list(LIMITS, found, empty="no tenant has settings: all have weight 1 and no limit")
 
 
 @tenants.command("set")
@@ -155,11 +155,13 @@ async def set_tenant(
     tenant: TenantArgument,
     integration_type: LimitTypeOption = "*",
     weight: Annotated[int, Option(min=1, max=1_000, help="Its share of each claim, beside the shares of others.")] = 1,
-    concurrency: Annotated[int | None, Option(min=0, help="Rows under way at the same time, over all.")] = None,
-    rate: Annotated[int | None, Option(min=0, help="Rows started within --rate-ms, over all.")] = None,
-    rate_ms: Annotated[int, Option(min=1, max=86_400_000, help="What --rate counts by.")] = 1_000,
+    concurrency: Annotated[
+        int | None, Option(min=0, help="Rows delivered at the same time, over all processes.")
+    ] = None,
+    rate: Annotated[int | None, Option(min=0, help="Rows started within --rate-ms, over all processes.")] = None,
+    rate_ms: Annotated[int, Option(min=1, max=86_400_000, help="Window of --rate in milliseconds.")] = 1_000,
 ) -> None:
-    """Decide how much of the outbox a tenant may have. What is not named is as for everybody."""
+    """Set a tenant's share and limits in the outbox. Options that are not given return to the default."""
     from bullpen.ledger import TenantLimit
 
     limit = TenantLimit(
@@ -177,7 +179,7 @@ async def set_tenant(
 
 @tenants.command("remove")
 async def remove_tenant(at: OnLedger, tenant: TenantArgument, integration_type: LimitTypeOption = "*") -> None:
-    """Treat a tenant as everybody again."""
+    """Remove a tenant's settings: weight 1 and no limit apply again."""
     async with at.ledger() as ledger:
         if not await ledger.tenant_limits.remove(tenant, integration_type, by=whoami()):
             raise Done(f"nothing was decided about {tenant!r} and {integration_type!r}, there was nothing to remove")
@@ -189,19 +191,19 @@ async def remove_tenant(at: OnLedger, tenant: TenantArgument, integration_type: 
 
 @destinations.command("list")
 async def list_destinations(at: OnLedger) -> None:
-    """List destinations that are switched off, broken, or being tried again; all others are in order."""
+    """List destinations that are disabled or whose breaker is open; all others have no problem."""
     async with at.ledger() as ledger:
         found = (await ledger.destinations.troubled()).values()
-    at.list(DESTINATIONS, found, empty="all destinations are in order")
+    at.list(DESTINATIONS, found, empty="no destination has a problem")
 
 
 @destinations.command()
 async def disable(
     at: OnLedger,
     integration_type: TypeArgument,
-    reason: Annotated[str, Option(metavar="TEXT", help="Why; whoever wonders later will read it.")] = "",
+    reason: Annotated[str, Option(metavar="TEXT", help="Reason, shown to others later.")] = "",
 ) -> None:
-    """Send nothing to a destination any more. Its rows wait and lose no attempt."""
+    """Stop sending to a destination. Its rows wait; no attempt is counted."""
     async with at.ledger() as ledger:
         await ledger.destinations.disable(integration_type, by=whoami(), reason=reason)
         is_known = await ledger.outbox.find(integration_type=integration_type, limit=1)
@@ -215,10 +217,10 @@ async def disable(
 
 @destinations.command()
 async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
-    """Send to a destination again, and forget that it was broken."""
+    """Send to a destination again and reset its breaker."""
     async with at.ledger() as ledger:
         if not await ledger.destinations.enable(integration_type, by=whoami()):
-            raise Done(f"{integration_type} is in order, there was nothing to enable")
+            raise Done(f"{integration_type} is not disabled; nothing was changed")
     at.say({"enabled": integration_type}, f"enabled: {integration_type}")
 
 
@@ -226,11 +228,11 @@ async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
 async def send_test(
     at: Output,
     integration_type: TypeArgument,
-    program: Annotated[str, Option("--app", metavar="MODULE:APP", help="Your program, which has the routes.")],
+    program: Annotated[str, Option("--app", metavar="MODULE:APP", help="Your program, which defines the routes.")],
     payload: Annotated[str | None, Option(metavar="JSON", help="What to send; @FILE reads a file, - stdin.")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Send one test message to a destination now, past the database, and show what it answers."""
+    """Send one test message to a destination now, without the database, and show the answer."""
     from bullpen.cli.programs import load_app
 
     content = None if payload is None else parse_json("--payload", payload)
@@ -246,17 +248,19 @@ async def send_test(
 async def replay(
     at: OnLedger,
     integration_type: TypeArgument,
-    label: Annotated[str, Option(metavar="TEXT", help="Name of this replay; the same again copies nothing.")],
-    since: Annotated[str | None, Option(metavar="TIME", help="Stored then or later (ISO 8601, UTC).")] = None,
-    before: Annotated[str | None, Option(metavar="TIME", help="Stored before that (ISO 8601, UTC).")] = None,
+    label: Annotated[
+        str, Option(metavar="TEXT", help="Name of this replay; a second replay with the same name copies nothing.")
+    ],
+    since: Annotated[str | None, Option(metavar="TIME", help="Stored at or after this time (ISO 8601, UTC).")] = None,
+    before: Annotated[str | None, Option(metavar="TIME", help="Stored before this time (ISO 8601, UTC).")] = None,
     tenant: TenantOption = None,
     new_key: Annotated[
-        bool, Option("--new-key", help="Give copies keys of their own: a target that knows the old takes them.")
+        bool, Option("--new-key", help="Give copies new keys, so that the target does not ignore them as duplicates.")
     ] = False,
-    limit: Annotated[int | None, Option(min=1, help="Look at this many rows at most.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Read at most this many rows.")] = None,
     yes: YesOption = False,
 ) -> None:
-    """Send again what was sent to a destination. The sent rows stay as they are; copies of them are delivered."""
+    """Send again what was sent to a destination. The sent rows stay unchanged; copies of them are delivered."""
     from bullpen.outbox.replay import replay
 
     options: Any = {"since": instant("--since", since), "before": instant("--before", before), "tenant_id": tenant}

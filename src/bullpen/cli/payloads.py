@@ -24,7 +24,7 @@ app = Group()
 
 @app.command("list")
 async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
-    """Count sealed payloads by key: one that none needs any more may be removed."""
+    """Count sealed payloads by key. A key without payloads may be removed."""
     async with at.app() as opened:
         known = () if opened.codec is None else opened.codec.key_ids
         found = {name: await opened.queue(name).payload_report() for name in await _names(opened, queues)}
@@ -39,7 +39,7 @@ async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
     if rows:
         at.table([Column(title, itemgetter(place)) for place, title in enumerate(_TITLES)], rows)
     else:
-        at.warn("no sealed payloads; BULLPEN_CODEC_KEYS and BULLPEN_CODEC_STORE seal those to come")
+        at.warn("no sealed payloads; BULLPEN_CODEC_KEYS and BULLPEN_CODEC_STORE seal new ones")
 
 
 _TITLES = ("queue", "key", "payloads", "note")
@@ -50,11 +50,11 @@ async def sweep(
     at: OnServer,
     queues: QueuesArgument = None,
     older_than: Annotated[
-        str, Option(metavar="TIME", help="Leave younger objects alone: 90m, 2h, 1d; a minute at least.")
+        str, Option(metavar="TIME", help="Keep objects younger than this: 90m, 2h, 1d; at least a minute.")
     ] = "1d",
-    delete: Annotated[bool, Option("--delete", help="Remove them; without this they are only counted.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Remove them; without this option they are only counted.")] = False,
 ) -> None:
-    """Find objects of the store that no job, schedule or dead letter names; with --delete, remove them."""
+    """Find objects in the store that no job, schedule or dead letter uses; with --delete, remove them."""
     age = duration("--older-than", older_than)
     async with at.app() as opened:
         if opened.codec is None or opened.codec.store is None:

@@ -46,7 +46,7 @@ def load_app(target: str) -> Bullpen:
         return found
     apps = [name for name, value in vars(module).items() if isinstance(value, Bullpen)]
     hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
-    raise WrongCommand(f"{module_name!r} has no Bullpen called {attribute!r}{hint}")
+    raise WrongCommand(f"{module_name!r} has no Bullpen object named {attribute!r}{hint}")
 
 
 def find_object(target: str) -> tuple[str, str, Any, Any]:

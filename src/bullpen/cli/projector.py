@@ -1,4 +1,4 @@
-"""`bullpen projector`: how far projectors are, what they parked, and events of the past for a new route."""
+"""`bullpen projectors`: how far projectors are, what they parked, and events of the past for a new route."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bullpen.outbox import Backfilled, Projector, ProjectorStatus
 
 app = Group()
-parked = app.group("parked", "Events that no projector could take: list, show, retry, skip.")
+parked = app.group("parked", "List, show, retry and skip events that a projector could not handle.")
 
 EventsArgument = Annotated[list[int] | None, Argument("[EVENT]...", "Numbers of parked events.")]
 
@@ -45,10 +45,10 @@ async def backfill(
         str, Option(metavar="WHERE", help="'beginning', a position, or an instant such as 2026-05-01T00:00:00Z.")
     ],
     name: Annotated[str, Option("--projector", metavar="NAME", help="Which projector of the app.")] = "default",
-    restart: Annotated[bool, Option("--restart", help="Begin again instead of going on.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Start from the beginning instead of continuing.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Send events of the past through one route, up to where it is live. May be interrupted, and goes on then."""
+    """Send past events through one route, up to its live position. If interrupted, run it again to continue."""
     from bullpen.cli.programs import load_app
 
     begin = _since(since)
@@ -78,7 +78,7 @@ async def list_parked(
     """List parked events, oldest first."""
     async with at.ledger() as ledger:
         found = await ledger.parked.find(projector=name, limit=limit)
-    at.list(PARKED, found, empty="nothing is parked; `bullpen projector list MODULE:APP` shows how far projectors are")
+    at.list(PARKED, found, empty="nothing is parked; `bullpen projectors list MODULE:APP` shows how far projectors are")
 
 
 @parked.command()
@@ -97,7 +97,7 @@ async def show(
 
 @parked.command()
 async def retry(at: OnLedger, events: EventsArgument = None, everything: AllOption = False) -> None:
-    """Let the running projector try parked events again, with the mappers it has now."""
+    """Let the running projector try parked events again with its current mappers."""
     await _decide(at, "retry", events, everything)
 
 
@@ -105,9 +105,9 @@ async def retry(at: OnLedger, events: EventsArgument = None, everything: AllOpti
 async def skip(
     at: OnLedger, events: EventsArgument = None, everything: AllOption = False, yes: YesOption = False
 ) -> None:
-    """Pass over parked events for good: no message will ever come of them."""
+    """Skip parked events for good: no message is made from them."""
     if not yes:
-        ask("Pass over these events for good?")
+        ask("Skip these events for good?")
     await _decide(at, "skip", events, everything)
 
 

@@ -11,7 +11,7 @@ import click
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context
-from bullpen.cli.arguments import DryRunOption, QueueArgument, State, YesOption, duration
+from bullpen.cli.arguments import DryRunOption, QueueArgument, StateOption, YesOption, duration
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_queues
 from bullpen.cli.show import Column, Record, instant, say
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from bullpen.queue import LaneSettings, Queue
 
 app = Group()
-lanes = app.group("lanes", "See and change the fair shares of a queue by key: weights, limits, pauses.")
-limits = app.group("limits", "See and change how many jobs of a queue run at once, and how many start per time.")
+lanes = app.group("lanes", "List and change the lanes (fair shares) of a queue: weights, limits, pauses.")
+limits = app.group("limits", "Show and change the concurrency and rate limits of a queue.")
 app.command("follow")(follow_queues)
 
-ReasonOption = Annotated[str, Option(metavar="TEXT", help="Why; it is kept in the audit and shown to others.")]
-LaneArgument = Annotated[str, Argument("LANE", "The lane; - for all that say nothing of their own.")]
+ReasonOption = Annotated[str, Option(metavar="TEXT", help="Reason, stored in the audit trail and shown to others.")]
+LaneArgument = Annotated[str, Argument("LANE", "The lane; - for all lanes without settings of their own.")]
 ConcurrencyOption = Annotated[str | None, Option(metavar="NUMBER", help="Jobs that run at once; none: no limit.")]
 RateOption = Annotated[
     str | None, Option(metavar="JOBS/TIME", help="Jobs that start per time: 100/1m; none: no limit.")
@@ -63,13 +63,13 @@ async def show(at: OnServer, queue: QueueArgument) -> None:
 
 @app.command()
 async def pause(at: OnServer, queue: QueueArgument, reason: ReasonOption = "") -> None:
-    """Let workers of all clients take nothing more; running jobs finish."""
+    """Pause a queue: workers of all clients take no more jobs; running jobs finish."""
     await _switch(at, queue, reason, paused=True)
 
 
 @app.command()
 async def resume(at: OnServer, queue: QueueArgument, reason: ReasonOption = "") -> None:
-    """Let workers take again."""
+    """Resume a queue: workers take jobs again."""
     await _switch(at, queue, reason, paused=False)
 
 
@@ -81,7 +81,7 @@ async def _switch(at: OnServer, queue: str, reason: str, *, paused: bool) -> Non
 
 @app.command()
 async def restore(at: OnServer, queue: QueueArgument) -> None:
-    """Put jobs back in line that have not finished and that no state lists: they lost their place."""
+    """Put lost jobs back into the queue: unfinished jobs that are in no state."""
     async with at.queue(queue) as (_, opened):
         with at.patience("looking for jobs without a place"):
             restored = await opened.restore_orphans()
@@ -95,21 +95,21 @@ async def restore(at: OnServer, queue: QueueArgument) -> None:
 async def clean(
     at: OnServer,
     queue: QueueArgument,
-    state: Annotated[State, Option(help="Which jobs.")] = State.COMPLETED,
+    state: Annotated[StateOption, Option(help="Which jobs.")] = StateOption.COMPLETED,
     older: Annotated[
-        str, Option(metavar="TIME", help="Only those that ended, began or were added so long ago: 90s, 2h, 7d.")
+        str, Option(metavar="TIME", help="Only jobs that ended, began or were added longer ago than this: 90s, 2h, 7d.")
     ] = "0",
-    limit: Annotated[int | None, Option(min=1, help="At most this many, the oldest.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="At most this many, oldest first.")] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Delete jobs of a state that are older than a time. Running ones stay."""
+    """Delete jobs of a state that are older than a given age. Running jobs stay."""
     from bullpen.queue import JobState
 
     grace = duration("--older", older)
 
     async def count(opened: Queue) -> int:
-        if state not in (State.COMPLETED, State.FAILED):
+        if state not in (StateOption.COMPLETED, StateOption.FAILED):
             found = await _count(opened, state)
         else:
             newest = int(((await context.server_time(opened)) - grace).timestamp()) * 1000 + 999
@@ -133,7 +133,7 @@ async def drain(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Delete all jobs that wait. Running and finished ones stay."""
+    """Delete all waiting jobs. Running and finished jobs stay."""
     states = ("waiting", "prioritized", *(["delayed"] if delayed else []))
     question = f"Delete {{count}} waiting jobs of {queue!r} for good?"
     await _delete(
@@ -150,7 +150,7 @@ async def obliterate(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Delete a queue with everything in it. Its dead letters are another queue and stay."""
+    """Delete a queue with all its jobs. Its dead letters are in another queue and stay."""
     question = f"Delete the queue {queue!r} with {{count}} jobs for good?"
     await _delete(
         at, "obliterate", queue, _count, lambda opened: opened.obliterate(force=force),
@@ -196,7 +196,7 @@ async def _count(queue: Queue, *states: str) -> int:
 
 @limits.command("show")
 async def show_limits(at: OnServer, queue: QueueArgument) -> None:
-    """Show the limits that hold for all workers of all clients together."""
+    """Show the limits for all workers of all clients together."""
     async with at.queue(queue) as (_, opened):
         at.fields(await _limits(opened))
 
@@ -209,9 +209,9 @@ async def set_limits(
     rate: RateOption = None,
     reason: ReasonOption = "",
 ) -> None:
-    """Change what all workers of all clients together may do. What is not given stays."""
+    """Change the limits for all workers of all clients together. Options that are not given stay unchanged."""
     if concurrency is None and rate is None:
-        raise WrongCommand("say --concurrency, --rate or both")
+        raise WrongCommand("pass --concurrency, --rate or both")
     most, per = _read("--concurrency", concurrency, _read_count), _read("--rate", rate, _read_rate)
     async with at.acting(queue) as (opened, actions):
         if most is not None:
@@ -257,7 +257,7 @@ def _read_rate(text: str) -> tuple[int, timedelta]:
 
 @lanes.command("list")
 async def list_lanes(at: OnServer, queue: QueueArgument) -> None:
-    """List the lanes that have settings, or jobs that wait or run."""
+    """List lanes that have settings, or waiting or running jobs."""
     async with at.queue(queue) as (_, opened):
         found = await opened.lanes.list()
     line = command_line("jobs add", queue, "NAME", lane="KEY")
@@ -270,15 +270,15 @@ async def set_lane(
     queue: QueueArgument,
     lane: LaneArgument,
     weight: Annotated[
-        str | None, Option(metavar="NUMBER", help="Turns per round, 1 by default; none: as all others.")
+        str | None, Option(metavar="NUMBER", help="Turns per round, 1 by default; none: like all others.")
     ] = None,
     concurrency: ConcurrencyOption = None,
     rate: RateOption = None,
     size: Annotated[
-        str | None, Option(metavar="NUMBER", help="Jobs that may wait, further adds are refused; none: no limit.")
+        str | None, Option(metavar="NUMBER", help="Jobs that may wait; further adds are refused; none: no limit.")
     ] = None,
 ) -> None:
-    """Change what a lane may do. What is not given stays."""
+    """Change the weight and limits of a lane. Options that are not given stay unchanged."""
     given: dict[str, Any] = {
         "weight": _read("--weight", weight, float),
         "concurrency": _read("--concurrency", concurrency, _read_count),
@@ -291,7 +291,7 @@ async def set_lane(
 
 @lanes.command("pause")
 async def pause_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
-    """Let no job of a lane start; those that run finish."""
+    """Pause a lane: none of its jobs starts; running jobs finish."""
     async with at.queue(queue) as (_, opened):
         await opened.lanes.pause(lane)
         _say_lane(at, lane, await opened.lanes.get(lane))
@@ -299,7 +299,7 @@ async def pause_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> 
 
 @lanes.command("resume")
 async def resume_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
-    """Let jobs of a lane start again."""
+    """Resume a lane: its jobs start again."""
     async with at.queue(queue) as (_, opened):
         await opened.lanes.resume(lane)
         _say_lane(at, lane, await opened.lanes.get(lane))
@@ -307,7 +307,7 @@ async def resume_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) ->
 
 @lanes.command("remove", destroys=True)
 async def remove_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
-    """Forget what was set for a lane. Its jobs stay."""
+    """Remove the settings of a lane. Its jobs stay."""
     async with at.queue(queue) as (_, opened):
         await opened.lanes.remove(_lane(lane))
         _say_lane(at, lane, await opened.lanes.get(_lane(lane)))

@@ -34,19 +34,17 @@ _PARTS: Final = ("worker", "outbox", "projector", "messages", "alerts")
 def run(
     at: ServiceOnServer,
     target: AppArgument,
-    processes: Annotated[int, Option(min=1, help="Worker processes; one that dies is started again.")] = 1,
-    concurrency: Annotated[
-        int | None, Option(min=1, help="Jobs at a time per worker, instead of what the code says.")
-    ] = None,
+    processes: Annotated[int, Option(min=1, help="Number of worker processes; one that dies is restarted.")] = 1,
+    concurrency: Annotated[int | None, Option(min=1, help="Jobs at a time per worker; overrides the code.")] = None,
     http: Annotated[
         str | None,
         Option(
             metavar="HOST:PORT",
-            help="Serve /livez, /readyz and /metrics here; of several processes each has the next port.",
+            help="Serve /livez, /readyz and /metrics at this address; each further process uses the next port.",
         ),
     ] = None,
     dashboard: Annotated[
-        str | None, Option(metavar="HOST:PORT", help="Serve the web dashboard here, beside the workers.")
+        str | None, Option(metavar="HOST:PORT", help="Serve the web dashboard at this address too.")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -65,7 +63,7 @@ def run(
 ) -> None:
     """Run the workers of an application until SIGTERM or Ctrl-C.
 
-    The first signal lets running jobs finish, a second one gives them back, a third one ends at once (exit code 143).
+    The first signal waits for running jobs, a second one gives them back, a third one stops at once (exit code 143).
     """
     from bullpen.wiring.servers import CommandLine, obeying
 
@@ -124,7 +122,7 @@ def _run_here(
             _stop_without(lifeline, app)
         told = _what_runs(app, only)
         for name, meant in misspelt_variables().items():
-            logger.warning("%s is no setting and does nothing; did you mean %s?", name, meant)
+            logger.warning("%s is not a setting and has no effect; did you mean %s?", name, meant)
         # In a thread: the embedded server may have to be started before it has an address.
         logger.info("%s%s", told, await asyncio.to_thread(_where, app))
         await app.run(concurrency=concurrency, only=only, prune_schedules=prune_schedules)
@@ -198,7 +196,7 @@ def _stop_without(lifeline: int, app: Bullpen) -> None:
 
     def on_end() -> None:
         loop.remove_reader(lifeline)
-        logger.warning("the supervisor is gone; stopping")
+        logger.warning("the supervisor has died; stopping")
         stopping.append(loop.create_task(app.stop()))
 
     stopping: list[asyncio.Task[None]] = []
@@ -225,6 +223,6 @@ def _leave_behind_stuck_threads() -> None:
             if each.is_alive():
                 stuck.append(each)
     if stuck:
-        logger.warning("leaving without %d handler threads that do not stop", len(stuck))
+        logger.warning("exiting although %d handler threads do not stop", len(stuck))
         logging.shutdown()
         os._exit(0)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from bullpen.ledger import RunRow
 
 app = Group()
-dead_letters = app.group("dead-letters", "Runs that failed finally and wait for somebody.")
-credits = app.group("credits", "What tenants may still spend.")  # noqa: A001 - what it is called
+dead_letters = app.group("dead-letters", "List runs that failed finally.")
+credits = app.group("credits", "Show and grant credits of tenants.")  # noqa: A001 - what it is called
 
 RunArgument = Annotated[str, Argument("RUN", "Id of the run.")]
 RunsArgument = Annotated[list[str] | None, Argument("[RUN]...", "Ids of runs.")]
@@ -85,7 +85,7 @@ async def list_(
 
 @app.command("show")
 async def show_(at: OnLedger, run: RunArgument, tenant: TenantOption = None) -> None:
-    """Show one run with its attempts and the steps that are done."""
+    """Show one run with its attempts and finished steps."""
     at.fields(await _read(at, run, tenant))
 
 
@@ -102,14 +102,17 @@ async def start(
     version: Annotated[str, Option(metavar="ID", help="Version of the definition.")],
     definition: Annotated[str, Option(metavar="JSON", help="What to run; @FILE reads a file, - stdin.")],
     inputs: Annotated[str, Option(metavar="JSON", help="Context inputs.")] = "{}",
-    key: Annotated[str | None, Option(metavar="TEXT", help="The same key is the same run.")] = None,
+    key: Annotated[str | None, Option(metavar="TEXT", help="The same key means the same run.")] = None,
     handler: Annotated[
-        str | None, Option("--handler", metavar="NAME", help="Who runs it; needs --app. Else who has no name.")
+        str | None,
+        Option(
+            "--handler", metavar="NAME", help="Handler of the run; needs --app. Default: the handler without a name."
+        ),
     ] = None,
-    cost: Annotated[int | None, Option(min=0, help="Credits that it costs; else the handler's price.")] = None,
+    cost: Annotated[int | None, Option(min=0, help="Cost in credits; default: the handler's price.")] = None,
     test: Annotated[bool, Option("--test", help="A test run: nothing is charged.")] = False,
 ) -> None:
-    """Store a run. Some process must dispatch the outbox, and some must run runs."""
+    """Store a run. It starts when a process dispatches the outbox and another one handles runs."""
     from bullpen.runs import RunPayload, run_id_for
 
     given = parse_json("--inputs", inputs)
@@ -135,7 +138,7 @@ async def start(
 
 @app.command()
 async def cancel(at: OnBoth, run: RunArgument, tenant: OneTenantOption) -> None:
-    """End a run that has not ended, and refund it."""
+    """Cancel an unfinished run and refund it."""
     async with _on_server(at) as opened:
         row = await opened.use_runs().service.cancel(tenant, run, actor=whoami())
     at.say(to_json(row), f"cancelled: {row.id}")
@@ -150,7 +153,7 @@ async def retry(
     error: Annotated[str | None, Option(metavar="TEXT", help="With --all: only those with this error.")] = None,
     limit: Annotated[int, Option(min=1, max=200, help="With --all: at most this many.")] = 200,
 ) -> None:
-    """Send FAILED runs back: same id, same keys, attempts from the beginning, steps that are done stay done."""
+    """Retry FAILED runs: same id and keys; attempts start again; finished steps are not repeated."""
     from bullpen.ledger import RunStatus
 
     one_way(runs, everything, "runs")
@@ -175,9 +178,9 @@ async def retry(
 @app.command()
 async def sweep(
     at: OnBoth,
-    idle: Annotated[str, Option(metavar="TIME", help="Only runs untouched for so long.")] = "60s",
+    idle: Annotated[str, Option(metavar="TIME", help="Only runs without progress for this long.")] = "60s",
 ) -> None:
-    """Give runs that lost their job a new one, and fail those whose job has failed unnoticed. Now, once."""
+    """Repair runs once: give a new job to runs without one, and fail runs whose job has failed."""
     idle_ms = int(duration("--idle", idle).total_seconds() * 1000)
     async with _on_server(at) as opened:
         swept = await opened.use_runs().maintenance().sweep(idle_ms=idle_ms)
@@ -187,7 +190,7 @@ async def sweep(
 
 @dead_letters.command("list")
 async def list_dead_letters(at: OnHandlers, tenant: TenantOption = None, handler: HandlerOption = None) -> None:
-    """How many runs failed finally and wait for somebody; with --tenant also which, secrets hidden.
+    """Count runs that failed finally; with --tenant, list them with secrets hidden.
 
     Each handler has a dead-letter queue. One whose handler names a queue of its own is found with --app.
     """
@@ -210,7 +213,7 @@ async def list_dead_letters(at: OnHandlers, tenant: TenantOption = None, handler
 
 @credits.command("show")
 async def show_credits(at: OnLedger, tenant: OneTenantOption) -> None:
-    """Show what a tenant may still spend."""
+    """Show a tenant's credits."""
     async with _opened(at) as opened:
         balance = await opened.use_runs().service.balance(tenant)
     at.say({"tenant": tenant, "balance": balance}, f"{tenant}: {balance} credits")
@@ -223,7 +226,7 @@ async def grant(
     tenant: OneTenantOption,
     reference: Annotated[str, Option(metavar="TEXT", help="What for; the same reference is one grant.")],
 ) -> None:
-    """Give a tenant credits. The same reference gives them once."""
+    """Grant credits to a tenant. A second grant with the same reference changes nothing."""
     async with _opened(at) as opened:
         service = opened.use_runs().service
         granted = await service.grant(tenant, amount, reference=reference, actor=whoami())

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 app = Group()
 
 ScheduleArgument = Annotated[str, Argument("SCHEDULE", "Id of the schedule, as listed.")]
-CountOption = Annotated[int, Option(min=1, max=1_000, help="How many instants.")]
+CountOption = Annotated[int, Option(min=1, max=1_000, help="How many times.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(Output):
+class ScheduleRule(Output):
     """When a schedule fires."""
 
     every: Annotated[str | None, Option(metavar="TIME", help="Instead of a pattern: 90s, 15m, 2h, 1d.")] = None
-    tz: Annotated[str | None, Option(metavar="ZONE", help="Time zone of the pattern; else UTC.")] = None
+    tz: Annotated[str | None, Option(metavar="ZONE", help="Time zone of the pattern; default: UTC.")] = None
     start: Annotated[
-        str | None, Option(metavar="TIME", help="No run before this instant (ISO: 2026-05-01T00:00:00Z).")
+        str | None, Option(metavar="TIME", help="No run before this time (ISO: 2026-05-01T00:00:00Z).")
     ] = None
-    end: Annotated[str | None, Option(metavar="TIME", help="None after this instant (ISO: 2026-05-01T00:00:00Z).")] = (
+    end: Annotated[str | None, Option(metavar="TIME", help="No run after this time (ISO: 2026-05-01T00:00:00Z).")] = (
         None
     )
-    runs: Annotated[int | None, Option("--limit", min=1, help="So many runs, then no more.")] = None
+    runs: Annotated[int | None, Option("--limit", min=1, help="Number of runs, then the schedule ends.")] = None
     offset: Annotated[
-        str | None, Option(metavar="TIME", help="With --every: so long after each full interval of the clock.")
+        str | None, Option(metavar="TIME", help="With --every: offset after each full interval of the clock.")
     ] = None
 
     def options(self, cron: str | None) -> Any:
@@ -61,7 +61,7 @@ class Rule(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleOnServer(Rule, OnServer):
+class RuleOnServer(ScheduleRule, OnServer):
     """When a schedule of a queue fires."""
 
 
@@ -82,7 +82,7 @@ async def list_(
 
 @app.command("show")
 async def show_(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument, count: CountOption = 5) -> None:
-    """Show one schedule and the instants at which it will fire."""
+    """Show one schedule and its next times."""
     from bullpen.errors import SchedulerNotFound
 
     async with at.queue(queue) as (_, opened):
@@ -97,7 +97,7 @@ async def show_(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument, 
     if ended:
         show.say(f"\nfires no more: {ended}")
     elif found.is_paused:
-        show.say(f"\nis paused; `{command_line('schedules resume', queue, schedule)}` lets it go on")
+        show.say(f"\nis paused; `{command_line('schedules resume', queue, schedule)}` resumes it")
     else:
         show.say("\nfires at:", *map(at.when, instants))
 
@@ -108,22 +108,24 @@ async def add(
     queue: QueueArgument,
     schedule: Annotated[str, Argument("SCHEDULE", "Id of the schedule.")],
     cron: Annotated[str | None, Option(metavar="PATTERN", help="A cron pattern, in quotes.")] = None,
-    name: Annotated[str | None, Option(metavar="NAME", help="Name of its jobs; else the id.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Name of its jobs; default: the id.")] = None,
     data: Annotated[str, Option(metavar="JSON", help="Data of its jobs; @FILE reads a file, - stdin.")] = "{}",
     immediately: Annotated[bool, Option("--immediately", help="With --cron: the first run is now.")] = False,
     overlap: Annotated[
         Literal["queue", "one", "skip"] | None,
-        Option(help="A run that is due while one has not ended: beside it, after it, or not at all."),
+        Option(help="When a run is due before the last one ended: run both, wait, or skip."),
     ] = None,
     catch_up: Annotated[
         str | None, Option(metavar="HOW", help="Runs that were missed: once, skip, or how many of the newest.")
     ] = None,
     grace: Annotated[str | None, Option(metavar="TIME", help="With --catch-up skip: how late a run may begin.")] = None,
-    jitter: Annotated[str | None, Option(metavar="TIME", help="Up to so much later, by chance.")] = None,
-    priority: Annotated[int | None, Option(help="Of its jobs: 0 before all others, then 1 to 2097151.")] = None,
-    attempts: Annotated[int | None, Option(help="Of its jobs: all tries, the first included.")] = None,
+    jitter: Annotated[str | None, Option(metavar="TIME", help="Random delay up to this.")] = None,
+    priority: Annotated[
+        int | None, Option(help="Priority of its jobs: 0 runs before all others, then 1 to 2097151.")
+    ] = None,
+    attempts: Annotated[int | None, Option(help="Attempts of its jobs, the first included.")] = None,
     new_queue: Annotated[
-        bool, Option("--new-queue", help="Make the queue even if another one is called nearly so.")
+        bool, Option("--new-queue", help="Create the queue even if another has a similar name.")
     ] = False,
 ) -> None:
     """Add a schedule, or change the one with this id."""
@@ -149,25 +151,25 @@ async def add(
 
 @app.command(destroys=True)
 async def remove(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Remove a schedule and its next job; one that is in line or runs already is the last."""
+    """Remove a schedule and its next job. A job that is already waiting or running is the last one."""
     await _do(at, "remove", "removed", queue, schedule)
 
 
 @app.command()
 async def pause(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Let a schedule make no jobs until it is resumed; it stays listed, and a job that runs goes on."""
+    """Pause a schedule: it makes no jobs until it is resumed. A running job continues."""
     await _do(at, "pause", "paused", queue, schedule)
 
 
 @app.command()
 async def resume(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Let a paused schedule go on at its next time; what it has missed is not made up for."""
+    """Resume a paused schedule at its next time. Missed runs are not repeated."""
     await _do(at, "resume", "resumed", queue, schedule)
 
 
 @app.command()
 async def run(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
-    """Let the next job of a schedule run now; the one after it comes at its own time."""
+    """Run the next job of a schedule now. The job after it runs at its own time."""
     async with at.acting(queue) as (opened, actions):
         found = await opened.get_scheduler(schedule)
         await actions.do("schedule.run", queue, schedule)
@@ -177,11 +179,11 @@ async def run(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) ->
 
 @app.command()
 def preview(
-    at: Rule,
+    at: ScheduleRule,
     pattern: Annotated[str | None, Argument("[PATTERN]", "A cron pattern, in quotes.")] = None,
     count: CountOption = 5,
 ) -> None:
-    """Print when a schedule would fire, clock changes included. Needs no server and stores nothing."""
+    """Print the next times of a schedule, with clock changes. Needs no server and stores nothing."""
     from bullpen.queue import next_runs
 
     instants = list(next_runs(count=count, **at.options(pattern)))

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bullpen.cli.context import Service, WrongCommand
+from bullpen.cli.context import ServiceOptions, WrongCommand
 from bullpen.cli.tree import Argument, Option
 
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 async def serve(
-    at: Service,
+    at: ServiceOptions,
     target: Annotated[str, Argument("MODULE:APPLICATION", "Where the ASGI application is.")],
-    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve it here.")] = "127.0.0.1:9466",
+    http: Annotated[str, Option(metavar="HOST:PORT", help="Serve it at this address.")] = "127.0.0.1:9466",
 ) -> None:
-    """Serve an ASGI application until SIGTERM or Ctrl-C, apart from the workers. It takes no jobs."""
+    """Serve an ASGI application until SIGTERM or Ctrl-C. It runs no jobs."""
     from bullpen.http.serve import HttpService, parse_address
 
     at.start_logging()
@@ -35,7 +35,7 @@ def _application(target: str) -> Any:
 
     module_name, name, _, found = find_object(target)
     if isinstance(found, Bullpen) or not callable(found):
-        raise WrongCommand(f"{module_name!r} has no ASGI application called {name!r}")
+        raise WrongCommand(f"{module_name!r} has no ASGI application named {name!r}")
     return found
 
 

@@ -203,7 +203,8 @@ class Table:
             )
             for at, column in enumerate(columns)
         ]
-        self._cells = [[text_of(value, local=local) for value in row] for row in values]
+        # An empty document says nothing in a table: the cell stays empty.
+        self._cells = [["" if value in ({}, []) else text_of(value, local=local) for value in row] for row in values]
         self._columns = columns
         self._fit(width)
 

@@ -97,10 +97,10 @@ class Supervisor:
         self._signals += 1
         match self._signals:
             case 1:
-                logger.info("%s: worker processes finish their jobs; once more hurries them", number.name)
+                logger.info("%s: worker processes finish their jobs; a second signal hurries them", number.name)
                 self._stop()
             case 2:
-                logger.warning("%s again: running jobs are given back; once more kills", number.name)
+                logger.warning("%s again: running jobs are given back; another signal kills", number.name)
                 for child in self._children.values():
                     self._send(child, signal.SIGTERM)
             case _:

@@ -29,12 +29,12 @@ from bullpen.cli.tree import Option
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from bullpen.ops.overview import Overview, QueueLook
+    from bullpen.ops.overview import Overview, QueueSnapshot
 
 _SHORTEST_INTERVAL_S: Final = 0.2
 
 Sort = Literal["waiting", "active", "delayed", "failed", "oldest", "rate", "dead", "name"]
-_WORTH: Final[dict[str, Callable[[QueueLook], float]]] = {
+_WORTH: Final[dict[str, Callable[[QueueSnapshot], float]]] = {
     "waiting": lambda look: look.ready,
     "active": lambda look: look.active,
     "delayed": lambda look: look.delayed,
@@ -48,14 +48,14 @@ _WORTH: Final[dict[str, Callable[[QueueLook], float]]] = {
 async def top(
     at: OnServer,
     queues: QueuesArgument = None,
-    interval: Annotated[str, Option(metavar="TIME", help="Between two looks: 500 (ms), 2s, 1m.")] = "2s",
-    sort: Annotated[Sort, Option(help="Which queues come first: those with the most.")] = "waiting",
+    interval: Annotated[str, Option(metavar="TIME", help="Time between two polls: 500 (ms), 2s, 1m.")] = "2s",
+    sort: Annotated[Sort, Option(help="Sort queues by this, largest first.")] = "waiting",
     limit: Annotated[int | None, Option(min=1, help="At most this many queues.", default="what fits")] = None,
-    once: Annotated[bool, Option("--once", help="Look once, print, and end. Rates need two looks.")] = False,
+    once: Annotated[bool, Option("--once", help="Poll once, print and end. Rates need two polls.")] = False,
 ) -> None:
-    """Watch all queues: what waits, runs, failed, how fast, how old, how many workers. The key q quits.
+    """Watch all queues: counts, rates, ages and workers. Press q to quit.
 
-    Cheap for the server. A server that goes away is waited for.
+    It costs the server little. It reconnects when the server is unreachable.
     """
     from bullpen.ops.overview import Overview
 
@@ -90,13 +90,13 @@ class View:
     sort: Sort = "waiting"
     limit: int | None = None
     local: bool = False
-    looks: Sequence[QueueLook] = ()
+    looks: Sequence[QueueSnapshot] = ()
     at_ms: int = 0
     is_searching: bool = True
     problem: str | None = None
     away_s: float = 0.0
 
-    def ordered(self) -> list[QueueLook]:
+    def ordered(self) -> list[QueueSnapshot]:
         """The queues that are shown, the most worth seeing first."""
         by_name = sorted(self.looks, key=lambda look: look.queue)
         if self.sort != "name":
@@ -118,7 +118,7 @@ class View:
         first = printable(f"{self.where}  {clock}{zone}  every {self.interval_s:g} s")
         if self.problem is not None:
             since = f"the numbers are {self.away_s:.0f} s old" if self.at_ms else "no numbers yet"
-            return first, printable(f"server away, trying again; {since}: {self.problem}")
+            return first, printable(f"server unreachable, trying again; {since}: {self.problem}")
         if self.is_searching and not self.looks:
             return first, "looking for queues"
         parts = [f"{len(self.looks)} queue{'' if len(self.looks) == 1 else 's'}"]
@@ -141,7 +141,7 @@ class View:
             lines.append(show.style(cut(f"and {len(self.looks) - len(fitting)} more", width), "dim"))
         return lines
 
-    def _style(self, look: QueueLook) -> str:
+    def _style(self, look: QueueSnapshot) -> str:
         if self.problem is not None:
             return "dim"
         if look.problem or look.dead_letters or look.failed:
@@ -149,7 +149,7 @@ class View:
         return "yellow" if look.paused else "green" if look.active else ""
 
 
-def _column(title: str, worth: int, cell: Callable[[QueueLook], str]) -> Column:
+def _column(title: str, worth: int, cell: Callable[[QueueSnapshot], str]) -> Column:
     return Column(title, cell, worth, is_number=True)
 
 

@@ -26,10 +26,10 @@ __all__ = [
     "Complete",
     "Group",
     "GroupCommand",
+    "LazyCommand",
     "Option",
     "Options",
     "Parameter",
-    "Place",
     "make",
 ]
 
@@ -70,7 +70,7 @@ class Options:
     """Base of all contexts: dataclasses whose fields are options."""
 
 
-class Place(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command is that has not been imported yet."""
 
     name: str
@@ -227,9 +227,9 @@ class _Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 def make(entry: Any, *parameters: click.Parameter) -> Any:
     """The command of a function or group, as the parser wants it. `parameters` are options of the group itself."""
-    if isinstance(entry, Place) and not entry.is_group:
+    if isinstance(entry, LazyCommand) and not entry.is_group:
         entry = entry.load()
-    return GroupCommand(entry, parameters) if isinstance(entry, Group | Place) else Command(entry)
+    return GroupCommand(entry, parameters) if isinstance(entry, Group | LazyCommand) else Command(entry)
 
 
 class Command(click.Command):
@@ -298,7 +298,7 @@ class GroupCommand(click.Group):
 
     commands: Any
 
-    def __init__(self, source: Group | Place, parameters: Iterable[click.Parameter] = ()) -> None:
+    def __init__(self, source: Group | LazyCommand, parameters: Iterable[click.Parameter] = ()) -> None:
         super().__init__(None, context_settings=_SETTINGS, help=source.help, params=list(parameters))
         self.commands = _Entries(source)
         self.subcommand_metavar, self.options_metavar = "COMMAND ...", ""
@@ -336,13 +336,13 @@ class GroupCommand(click.Group):
 class _Entries(Mapping[str, Any]):
     """Commands of a group, each made when it is asked for."""
 
-    def __init__(self, source: Group | Place) -> None:
+    def __init__(self, source: Group | LazyCommand) -> None:
         self._source = source
         self._made: dict[str, Any] = {}
 
     @property
     def group(self) -> Group:
-        if isinstance(self._source, Place):
+        if isinstance(self._source, LazyCommand):
             self._source = self._source.load()
         assert isinstance(self._source, Group)
         return self._source

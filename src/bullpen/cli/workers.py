@@ -24,7 +24,7 @@ _MOST_ACTIVE: Final = 10_000
 
 @app.command("list")
 async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
-    """List worker processes of all clients: where they run, which library they use, which queues they work on.
+    """List worker processes of all clients: host, library and queues.
 
     `running` counts the jobs that a process has taken and not ended; a Node worker without a name cannot be counted.
     """
@@ -35,7 +35,7 @@ async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
             await must_exist(app, name)
         found = await workers_by_queue(app.connection, app.prefix)
         if found is None:
-            raise Done("the server does not let us list its clients; it must allow the command CLIENT LIST")
+            raise Done("the server refuses CLIENT LIST, so workers cannot be listed; allow that command")
         wanted = [each for each in found if not queues or each.queue in queues]
         running = await _running(app, {each.queue for each in wanted})
     at.list(

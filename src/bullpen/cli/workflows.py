@@ -28,7 +28,7 @@ UrnArgument = Annotated[str, Argument("URN", "Name of the entity.")]
 TenantOption = Annotated[str | None, Option("--tenant", metavar="ID", help="Tenant of the entity.")]
 PayloadOption = Annotated[
     str | None,
-    Option("--payload", metavar="JSON", help="What comes with the event; @FILE reads a file, - stdin."),
+    Option("--payload", metavar="JSON", help="Payload of the event; @FILE reads a file, - reads stdin."),
 ]
 
 
@@ -68,7 +68,7 @@ _MOVE = ("from", "event", "to", "conditions", "actions")
 
 @app.command()
 def lint(at: Output, target: AppArgument) -> None:
-    """Report what is doubtful about the definitions. The exit code is 1 when anything is."""
+    """Check the definitions. The exit code is 1 when there is a finding."""
     found = [(each.name, finding) for each in _load(target).workflows.all for finding in each.findings]
     document = [{"workflow": name, "level": one.level, "code": one.code, "text": one.text} for name, one in found]
     at.say(document, *(f"{name}: {one}" for name, one in found) if found else ("nothing is doubtful",))
@@ -98,10 +98,10 @@ def simulate(
     at: Output,
     target: AppArgument,
     name: NameArgument,
-    events: Annotated[list[str], Argument("EVENT...", "Events in their order.")],
+    events: Annotated[list[str], Argument("EVENT...", "Events, in order.")],
     start: Annotated[str | None, Option("--from", metavar="STATE", help="Where to begin.")] = None,
 ) -> None:
-    """Follow events through the states. Nothing is done: conditions see a blank entity, no action runs."""
+    """Follow events through the states without effects: conditions get an empty entity, and no action runs."""
     _, workflow = _find(target, name)
     state = None if start is None else _state(workflow, start)
     found = workflow.simulate([workflow.event(each) for each in events], start=state)
@@ -118,7 +118,7 @@ async def history(
     tenant: TenantOption = None,
     limit: LimitOption = 50,
 ) -> None:
-    """Show how an entity came to its state, the newest moves."""
+    """Show the newest transitions of an entity."""
     app, workflow = _find(target, name)
     async with app:
         past = await workflow.history(urn, limit=limit, tenant_id=tenant)
@@ -134,7 +134,7 @@ async def explain(
     payload: PayloadOption = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Show where an entity is, how it came there, and what each event would do now."""
+    """Show the state of an entity, its last transitions, and what each event would do now."""
     app, workflow = _find(target, name)
     shown = None if payload is None else parse_json("--payload", payload)
     async with app:
@@ -150,11 +150,13 @@ async def send(
     event: Annotated[str, Argument("EVENT", "Name of the event.")],
     urn: UrnArgument,
     payload: PayloadOption = None,
-    delay: Annotated[str, Option(metavar="TIME", help="Let it come later: 1500 (ms), 90s, 15m, 2h.")] = "0",
-    key: Annotated[str | None, Option("--key", metavar="TEXT", help="The same key counts once.")] = None,
+    delay: Annotated[str, Option(metavar="TIME", help="Delay it: 1500 (ms), 90s, 15m, 2h.")] = "0",
+    key: Annotated[
+        str | None, Option("--key", metavar="TEXT", help="Events with the same key are handled once.")
+    ] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Let the workflow's transport carry an event; whoever runs the workflow applies it."""
+    """Send an event over the workflow's transport. A process that runs the workflow applies it."""
     content = None if payload is None else parse_json("--payload", payload)
     later = duration("--delay", delay)
     app, workflow = _find(target, name)
@@ -173,7 +175,7 @@ async def follow(
     until: Annotated[str | None, Option(metavar="STATE", help="End there.", default="a final state, or failed")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Print the moves of an entity until it has come to its end; the exit code is 1 if that is failed."""
+    """Print the transitions of an entity until it ends; the exit code is 1 if it ended as failed."""
     from bullpen.errors import EntityNotFound, word
 
     at.check()
@@ -208,7 +210,7 @@ async def follow(
 
 @app.command()
 async def check(at: Output, target: AppArgument) -> None:
-    """Ask the transport of every workflow whether it answers. The exit code is 1 if one does not."""
+    """Check the transport of every workflow. The exit code is 1 if one does not answer."""
     found = []
     async with (app := _load(target)):
         for each in app.workflows.all:

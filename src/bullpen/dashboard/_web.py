@@ -87,9 +87,9 @@ class PageRequest:
             try:
                 given = msgspec.json.decode(raw or b"{}")
             except (msgspec.DecodeError, RecursionError) as error:
-                raise PageProblem(400, f"The body is no JSON: {error}.") from None
+                raise PageProblem(400, f"The body is not JSON: {error}.") from None
             if not isinstance(given, dict):
-                raise PageProblem(400, "The body is no JSON object.")
+                raise PageProblem(400, "The body is not a JSON object.")
             return {str(name): "1" if value is True else "" if value in (None, False) else str(value)
                     for name, value in given.items()}  # fmt: skip
         try:

@@ -124,7 +124,7 @@ class Access:
 
     def login(self, request: PageRequest, fields: Mapping[str, str]) -> tuple[Visitor, str]:
         """The principal and the cookie of a new session. Raises PageProblem."""
-        raise PageProblem(404, "There is no login here.")
+        raise PageProblem(404, "This dashboard has no login.")
 
     def csrf(self, request: PageRequest) -> str:
         """What a form has to carry; empty where no cookie lets anybody in."""
@@ -168,8 +168,8 @@ class ProxyAccess(Access):
         if not self._is_trusted(request.client):
             if user:
                 if self._strangers.begins_or_lasts():  # whoever can connect may send as many as he likes
-                    logger.warning("dashboard: %s sent %s and is no proxy of ours", request.client, self._user)
-                raise PageProblem(403, "Only the configured proxy may say who somebody is.")
+                    logger.warning("dashboard: %s sent %s and is not a configured proxy", request.client, self._user)
+                raise PageProblem(403, "Only the configured proxy may send the user's name.")
             return None
         if not user:
             return None
@@ -269,7 +269,7 @@ class TokenAccess(SessionAccess):
 
     def __init__(self, token: str) -> None:
         if len(token) < _LEAST_TOKEN:
-            raise InvalidOption("dashboard.token", f"at least {_LEAST_TOKEN} characters by chance", "a shorter one")
+            raise InvalidOption("dashboard.token", f"at least {_LEAST_TOKEN} random characters", "a shorter one")
         self._token = token
         super().__init__(hashlib.sha256(b"bullpen dashboard\0" + token.encode()).digest())
 
@@ -308,12 +308,14 @@ class PasswordAccess(SessionAccess):
         if found.st_mtime == self._read_at:
             return
         if found.st_mode & 0o077:
-            raise InvalidOption("dashboard.passwords", "a file of mode 0600, for nobody else to read", str(self._path))
+            raise InvalidOption(
+                "dashboard.passwords", "a file of mode 0600, which nobody else can read", str(self._path)
+            )
         try:
             content = msgspec.json.decode(read_trusted(self._path) or b"")
             self._users, self._file_key = content["users"], content["key"]
         except Distrusted as reason:
-            expected = f"a file of our own, and this one {reason}"
+            expected = f"a file that this user owns; this one {reason}"
             raise InvalidOption("dashboard.passwords", expected, str(self._path)) from None
         except (msgspec.DecodeError, KeyError, TypeError):
             raise InvalidOption(

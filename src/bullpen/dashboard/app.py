@@ -84,7 +84,7 @@ class Dashboard:
             answer = self._problem(context, problem)
         except Exception:  # the page says that it was our mistake, the log says which
             logger.exception("dashboard: request %s to %s failed", request_id, request.path[:200])
-            told = PageProblem(500, "This page could not be made. The log of the dashboard says why.")
+            told = PageProblem(500, "This page could not be rendered. The log of the dashboard has the reason.")
             answer = self._problem(context, told)
         headers = {**self.headers, "x-request-id": request_id}
         await pack(answer, request).send(send, headers, head_only=request.method == "HEAD", receive=receive)
@@ -147,7 +147,7 @@ class Dashboard:
                 others.add(route.method)
         if others:
             raise PageProblem(
-                405, f"This address takes {', '.join(sorted(others))}.", headers={"allow": ", ".join(others)}
+                405, f"This address accepts {', '.join(sorted(others))}.", headers={"allow": ", ".join(others)}
             )
         raise PageProblem(404, "There is no such page.")
 

@@ -22,9 +22,9 @@ from bullpen.ops.actions import Actions, Actor, AuditRecord
 from bullpen.ops.alert_options import SymptomLimits
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
-from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.overview import QueueSnapshot, Snapshot
 from bullpen.ops.pauses import PauseNote, read_pause
-from bullpen.ops.signs import DEAD_SUFFIX
+from bullpen.ops.symptoms import DEAD_SUFFIX
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.queue import Queue
 from bullpen.wire.keys import QueueKeys
@@ -156,13 +156,13 @@ class Desk:
         if self._sampler is not None:
             self._sampler.forget()
 
-    async def snapshot(self) -> Picture:
+    async def snapshot(self) -> Snapshot:
         return await self.within(self.sampler.snapshot())
 
-    async def look(self, name: str) -> QueueLook:
+    async def look(self, name: str) -> QueueSnapshot:
         """One queue of the snapshot; an empty one when it is too new to be in it."""
         picture = await self.snapshot()
-        return next((each for each in picture.looks if each.queue == name), QueueLook(name))
+        return next((each for each in picture.looks if each.queue == name), QueueSnapshot(name))
 
     async def ledger(self) -> Ledger | None:
         """The ledger, if there is one and its tables are made."""

@@ -74,15 +74,15 @@ def check_origin(request: PageRequest) -> None:
     if site is not None:
         if site == "same-origin":
             return
-        raise PageProblem(403, "This change was asked for by another site, and was refused.")
+        raise PageProblem(403, "This change was requested by another site and was refused.")
     origin = request.headers.get("origin")
     if origin is None:
         if "cookie" not in request.headers or "authorization" in request.headers:
             return
-        raise PageProblem(403, "This change does not say which page asked for it, and was refused.")
+        raise PageProblem(403, "This change does not name the page that requested it and was refused.")
     place = _place_of(origin)
     if not place or place != request.headers.get("host", "").lower():
-        raise PageProblem(403, "This change was asked for by another site, and was refused.")
+        raise PageProblem(403, "This change was requested by another site and was refused.")
 
 
 def masked(token: str) -> str:

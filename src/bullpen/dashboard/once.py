@@ -52,11 +52,11 @@ class Once:
         while time.monotonic() < until:
             raw = await self._connection.shared_door(key).call("GET", key)
             if raw is None:
-                raise PageProblem(409, "The same request was sent a moment ago, and failed. Look at it, and try again.")
+                raise PageProblem(
+                    409, "The same request was sent a moment ago and failed. Check the result, then try again."
+                )
             if raw:
                 return msgspec.json.decode(raw, type=list[str])
             await asyncio.sleep(_ASK_EVERY_S)
-        text = (
-            "The same request was sent before, and whether it was carried out is not known. Look before you repeat it."
-        )
+        text = "The same request was sent before, and its outcome is unknown. Check before you repeat it."
         raise PageProblem(409, text)

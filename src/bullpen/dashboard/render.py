@@ -23,7 +23,7 @@ from bullpen._kernel.instants import as_utc
 from bullpen._kernel.printable import printable
 from bullpen.dashboard._web import segment
 from bullpen.errors import MissingExtra
-from bullpen.ops.words import duration_text, size_text
+from bullpen.ops.status import duration_text, size_text
 
 try:
     import jinja2
@@ -194,7 +194,7 @@ def json_text(value: Any) -> str:
 
 
 @dataclass(slots=True)
-class _Node:
+class _DiagramNode:
     """A part of JSON that is drawn."""
 
     value: Any
@@ -202,7 +202,7 @@ class _Node:
     """Its name in an object; None: it stands in a list."""
     place: int = 0
     depth: int = 0
-    children: list[_Node] = field(default_factory=list)
+    children: list[_DiagramNode] = field(default_factory=list)
     left_out: int = 0
     is_open: bool = False
 
@@ -210,7 +210,7 @@ class _Node:
 def json_tree(value: Any) -> Markup:
     """JSON that can be folded without a script. About two hundred nodes are open, the outer ones first; a page gets at
     most a thousand, and says how many are left out."""
-    root = _Node(value)
+    root = _DiagramNode(value)
     nodes, queue = 1, deque([root])
     in_order = [root]
     while queue:
@@ -232,17 +232,20 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, dict | list) else 0
 
 
-def _children(node: _Node) -> list[_Node]:
+def _children(node: _DiagramNode) -> list[_DiagramNode]:
     match node.value:
         case dict():
             pairs = enumerate(islice(node.value.items(), _MOST_CHILDREN))
-            return [_Node(each, str(key), place, node.depth + 1) for place, (key, each) in pairs]
+            return [_DiagramNode(each, str(key), place, node.depth + 1) for place, (key, each) in pairs]
         case list():
-            return [_Node(each, None, place, node.depth + 1) for place, each in enumerate(node.value[:_MOST_CHILDREN])]
+            return [
+                _DiagramNode(each, None, place, node.depth + 1)
+                for place, each in enumerate(node.value[:_MOST_CHILDREN])
+            ]
     return []
 
 
-def _draw_json(node: _Node, comma: str) -> Markup:
+def _draw_json(node: _DiagramNode, comma: str) -> Markup:
     """Without its folds the text is JSON again: it can be copied."""
     value = node.value
     if not isinstance(value, dict | list) or not value:

@@ -70,7 +70,7 @@ _told: set[Path] = set()
 USED: Final = "using the embedded server in %s; set BULLPEN_REDIS_URL for another server, or BULLPEN_EMBEDDED=never"
 """The line that a process writes before it uses a directory."""
 NEARBY: Final = (
-    "there is another embedded server in %s, whose jobs are not seen here (in %s); "
+    "another embedded server has its data in %s; its jobs are not visible here (in %s); "
     "to share one, name its directory with BULLPEN_DATA_DIR, or mark the common directory by a pyproject.toml"
 )
 """The line that a process writes when a directory near by has a server of its own."""

@@ -56,8 +56,8 @@ def lock_file(path: Path, *, shared: bool, deadline_s: float) -> int:
         os.close(descriptor)
         if time.monotonic() >= give_up:
             raise EmbeddedError(
-                f"{path} is held by another process for more than {deadline_s:.0f} s; it may be frozen while it starts "
-                "or stops the server"
+                f"{path} has been locked by another process for more than {deadline_s:.0f} s; it may be frozen while "
+                "it starts or stops the server"
             )
         time.sleep(POLL_S)
 

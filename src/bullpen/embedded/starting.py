@@ -54,7 +54,7 @@ def find_or_start(directory: Path, tcp: Tcp | None, appendfsync: Sync | None) ->
             _ask(stamp, b"SHUTDOWN")
         if time.monotonic() > give_up:
             raise EmbeddedError(
-                f"the embedded server in {directory} runs but does not answer since {_START_DEADLINE_S:.0f} s; "
+                f"the embedded server in {directory} runs but has not answered for {_START_DEADLINE_S:.0f} s; "
                 f"it may be frozen. The end of its log:\n{_end_of_log(directory)}"
             )
         time.sleep(POLL_S)

@@ -17,11 +17,11 @@ _WHY: Final = {
     402: "The tenant has fewer credits than the run costs; nothing was stored.",
     403: "The token may not do that.",
     404: "No such run of this tenant.",
-    409: "The run is not in a state for that, or the key was used for something else.",
+    409: "The state of the run does not allow it, or the key was used for another request.",
     413: "Larger than 10 MiB.",
-    422: "Something in the request cannot be used.",
-    429: "Too many runs are followed now.",
-    503: "The database or the queue is away; try again.",
+    422: "A value in the request is invalid.",
+    429: "Too many runs are being followed.",
+    503: "The database or the queue does not answer; try again.",
 }
 
 
@@ -34,7 +34,7 @@ def describe(root_path: str = "") -> bytes:
         "name": "Idempotency-Key",
         "in": "header",
         "required": True,
-        "description": "The same key is the same run, however often it is sent.",
+        "description": "Repeated requests with the same key start one run.",
         "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]([ -~]*[!-~])?$"},
     }
     query = [
@@ -57,7 +57,7 @@ def describe(root_path: str = "") -> bytes:
                 "post": _operation(
                     "start",
                     "Start a run",
-                    {201: ("The run is stored.", "RunView"), 200: ("It was stored before.", "RunView")},
+                    {201: ("The run is stored.", "RunView"), 200: ("The run was stored before.", "RunView")},
                     (401, 402, 403, 409, 413, 422, 503),
                     parameters=[key],
                     requestBody={"required": True, "content": _content("StartRun")},
@@ -101,7 +101,7 @@ def describe(root_path: str = "") -> bytes:
             "/dead-letters": {
                 "get": _operation(
                     "deadLetters",
-                    "Runs that failed finally, with what they were asked to do",
+                    "Runs that failed finally, with their inputs",
                     {200: ("A page, newest first.", "DeadLetterPage")},
                     (401, 403, 422, 503),
                     parameters=[each for each in query if each["name"] != "status"],

@@ -121,7 +121,9 @@ def runs_api(
     `poll_ms` is how often a followed run is looked at. `followers` is how many runs a principal may follow at the same
     time, `all_followers` how many all of them may: each holds a connection and asks the database again and again.
     """
-    places = _Places(check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1))
+    places = _FollowSlots(
+        check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1)
+    )
     allowed = None if handlers is None else frozenset(check_texts("handlers", handlers))
     api = _Api(service, authenticate, price, allowed, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
     routes = [
@@ -138,7 +140,7 @@ def runs_api(
     return Starlette(routes=routes, exception_handlers={**on_errors, HTTPException: _on_http, BullpenError: _on_error})
 
 
-class _Places:
+class _FollowSlots:
     """Who follows how many runs."""
 
     def __init__(self, most_each: int, most: int) -> None:
@@ -151,7 +153,7 @@ class _Places:
         if self._taken[key] >= self._most_each:
             raise HTTPException(429, f"at most {self._most_each} runs can be followed at the same time")
         if self._taken.total() >= self._most:
-            raise HTTPException(429, "too many runs are followed now; try again")
+            raise HTTPException(429, "too many runs are being followed; try again")
         self._taken[key] += 1
 
         def give_back() -> None:
@@ -184,7 +186,7 @@ class _Api:
         price: Callable[[RunPayload], int] | None,
         handlers: frozenset[str] | None,
         poll_s: float,
-        places: _Places,
+        places: _FollowSlots,
     ) -> None:
         self._service, self._authenticate, self._handlers = service, authenticate, handlers
         self._price, self._poll_s, self._places = price, poll_s, places
@@ -298,7 +300,7 @@ class _Api:
         except InvalidOption as error:
             if error.option != "after":
                 raise
-            raise InvalidOption("cursor", "what an earlier page gave as `next`", cursor) from None
+            raise InvalidOption("cursor", "the `next` of an earlier page", cursor) from None
         page = DeadLetterPage(
             dead_letters=[DeadLetterView.of(letter, handler) for letter in found.letters],
             depth=found.depth or 0,
@@ -315,7 +317,7 @@ class _Api:
         if who is None:
             raise HTTPException(401, "a valid bearer token is needed", {"www-authenticate": "Bearer"})
         if writes and not who.may_write:
-            raise HTTPException(403, "this token may look, and nothing else")
+            raise HTTPException(403, "this token may only read")
         return who
 
 
@@ -407,7 +409,7 @@ def _read_cursor(text: str | None) -> tuple[datetime, str] | None:
             raise ValueError(instant)
         return created_at, check_run_id(run_id)
     except (ValueError, UnicodeError, binascii.Error, BullpenError):
-        raise InvalidOption("cursor", "what an earlier page gave as `next`", text) from None
+        raise InvalidOption("cursor", "the `next` of an earlier page", text) from None
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -427,7 +429,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     # A mistake of ours, or a ledger that is not ready. The client learns a number to ask for, and nothing else.
     number = uuid.uuid4().hex[:12]
     _log.error("request %s %s failed (%s)", request.method, request.url.path, number, exc_info=error)
-    return _json(Problem(error="internal", message=f"something failed here; quote {number}"), 500)
+    return _json(Problem(error="internal", message=f"internal error; quote {number}"), 500)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

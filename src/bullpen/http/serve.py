@@ -144,7 +144,7 @@ class HttpService(BaseService):
                 if error.errno not in _EXHAUSTED:
                     continue  # that client was gone before its turn
                 if not is_exhausted:  # once, and not every second as long as it lasts
-                    logger.error("no connection can be accepted now: %s", error.strerror)
+                    logger.error("connections cannot be accepted now: %s", error.strerror)
                 is_exhausted = True
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
@@ -182,8 +182,8 @@ def _listen(host: str, port: int, *, public: bool) -> socket.socket:
         if not public and not ipaddress.ip_address(bound.partition("%")[0]).is_loopback:
             raise InvalidOption(
                 "http",
-                "an address of this machine only, such as 127.0.0.1; that others may connect has to be said: "
-                "--http-public, or public=True",
+                "an address of this machine only, such as 127.0.0.1; to let other machines connect, "
+                "pass --http-public or public=True",
                 f"{host}:{port}",
             )
         listening.listen()  # who comes before we run waits, instead of being refused

@@ -29,7 +29,7 @@ _KINDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class CallerConnection:
     """How to run a statement with the one parameter `rows` inside a caller's transaction."""
 
     dialect: DialectName
@@ -68,7 +68,7 @@ def _explaining() -> Iterator[None]:
         ) from error
 
 
-def async_caller(connection: Any) -> Caller:
+def async_caller(connection: Any) -> CallerConnection:
     caller = _find_caller(connection)
     if not caller.is_async:
         raise InvalidOption(
@@ -77,7 +77,7 @@ def async_caller(connection: Any) -> Caller:
     return caller
 
 
-def sync_caller(connection: Any) -> Caller:
+def sync_caller(connection: Any) -> CallerConnection:
     caller = _find_caller(connection)
     if caller.is_async:
         raise InvalidOption(
@@ -86,7 +86,7 @@ def sync_caller(connection: Any) -> Caller:
     return caller
 
 
-def _find_caller(connection: Any) -> Caller:
+def _find_caller(connection: Any) -> CallerConnection:
     if isinstance(connection, scoped_session):
         connection = connection()
     if isinstance(connection, AsyncSession | AsyncConnection):
@@ -121,12 +121,12 @@ def _dialect(name: str) -> DialectName:
 def _refuse_autocommit(commits_alone: bool) -> None:
     if commits_alone:
         raise NotInTransaction(
-            "this connection commits every statement by itself, so the message would not share the fate of your data; "
+            "this connection commits every statement by itself, so the message could be stored without your data; "
             "begin a transaction first"
         )
 
 
-def _sqlalchemy_async(connection: AsyncSession | AsyncConnection) -> Caller:
+def _sqlalchemy_async(connection: AsyncSession | AsyncConnection) -> CallerConnection:
     bind = connection.get_bind() if isinstance(connection, AsyncSession) else connection.sync_connection
     assert bind is not None
 
@@ -134,7 +134,7 @@ def _sqlalchemy_async(connection: AsyncSession | AsyncConnection) -> Caller:
         _refuse_autocommit(await _is_autocommit_async(connection))
         return (await connection.execute(sa.text(statement), {"rows": rows})).all()
 
-    return Caller(_dialect(bind.dialect.name), run, is_async=True)
+    return CallerConnection(_dialect(bind.dialect.name), run, is_async=True)
 
 
 async def _is_autocommit_async(connection: AsyncSession | AsyncConnection) -> bool:
@@ -143,7 +143,7 @@ async def _is_autocommit_async(connection: AsyncSession | AsyncConnection) -> bo
     return _is_autocommit(plain.sync_connection)
 
 
-def _sqlalchemy_sync(connection: Session | sa.Connection) -> Caller:
+def _sqlalchemy_sync(connection: Session | sa.Connection) -> CallerConnection:
     bind = connection.get_bind() if isinstance(connection, Session) else connection
 
     def run(statement: str, rows: str) -> Rows:
@@ -151,7 +151,7 @@ def _sqlalchemy_sync(connection: Session | sa.Connection) -> Caller:
         _refuse_autocommit(_is_autocommit(plain))
         return connection.execute(sa.text(statement), {"rows": rows}).all()
 
-    return Caller(_dialect(bind.dialect.name), run, is_async=False)
+    return CallerConnection(_dialect(bind.dialect.name), run, is_async=False)
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
@@ -161,7 +161,7 @@ def _is_autocommit(connection: sa.Connection) -> bool:
     return getattr(connection.connection.dbapi_connection, "autocommit", False) is True
 
 
-def _psycopg(connection: Any) -> Caller:
+def _psycopg(connection: Any) -> CallerConnection:
     from psycopg import AsyncConnection as AsyncPsycopg
     from psycopg.pq import TransactionStatus
 
@@ -178,25 +178,25 @@ def _psycopg(connection: Any) -> Caller:
         cursor = await connection.execute(_with_placeholder(statement, "%s"), (rows,))
         return await cursor.fetchall()
 
-    return Caller("postgresql", run, is_async=True)
+    return CallerConnection("postgresql", run, is_async=True)
 
 
-def _asyncpg(connection: Any) -> Caller:
+def _asyncpg(connection: Any) -> CallerConnection:
     async def run(statement: str, rows: str) -> Rows:
         _refuse_autocommit(not connection.is_in_transaction())
         found: Rows = await connection.fetch(_with_placeholder(statement, "$1::text"), rows)
         return found
 
     # As text: an application may have given jsonb a codec of its own, which would encode the batch a second time.
-    return Caller("postgresql", run, is_async=True)
+    return CallerConnection("postgresql", run, is_async=True)
 
 
-def _aiosqlite(connection: Any) -> Caller:
+def _aiosqlite(connection: Any) -> CallerConnection:
     async def run(statement: str, rows: str) -> Rows:
         _refuse_autocommit(_sqlite_commits_alone(connection))
         return list(await connection.execute_fetchall(_with_placeholder(statement, "?"), (rows,)))
 
-    return Caller("sqlite", run, is_async=True)
+    return CallerConnection("sqlite", run, is_async=True)
 
 
 def _sqlite_commits_alone(connection: Any) -> bool:
@@ -206,7 +206,7 @@ def _sqlite_commits_alone(connection: Any) -> bool:
     return connection.isolation_level is None if autocommit in (None, -1) else bool(autocommit)
 
 
-def _django(connection: Any) -> Caller:
+def _django(connection: Any) -> CallerConnection:
     if hasattr(connection, "ensure_connection"):
         connection.ensure_connection()
     commits_alone = connection.get_autocommit() and not connection.in_atomic_block
@@ -214,7 +214,7 @@ def _django(connection: Any) -> Caller:
     return _blocking_dbapi(connection, connection.vendor, "%s", commits_alone)
 
 
-def _blocking_dbapi(connection: Any, vendor: str, placeholder: str, commits_alone: bool) -> Caller:
+def _blocking_dbapi(connection: Any, vendor: str, placeholder: str, commits_alone: bool) -> CallerConnection:
     def run(statement: str, rows: str) -> Rows:
         _refuse_autocommit(commits_alone)
         cursor = connection.cursor()
@@ -224,7 +224,7 @@ def _blocking_dbapi(connection: Any, vendor: str, placeholder: str, commits_alon
         finally:
             cursor.close()
 
-    return Caller(_dialect(vendor), run, is_async=False)
+    return CallerConnection(_dialect(vendor), run, is_async=False)
 
 
 def _with_placeholder(statement: str, placeholder: str) -> str:

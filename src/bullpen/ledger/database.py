@@ -117,7 +117,7 @@ class Database:
     async def transaction(self, *, tenant: str | None = None) -> AsyncIterator[AsyncConnection]:
         """One short transaction, committed at the end of the block. `tenant` is whose rows it may see on PostgreSQL.
 
-        Raises DatabaseUnavailable when the database is away, busy, or silent for longer than `timeout_ms`.
+        Raises DatabaseUnavailable when the database does not answer, busy, or silent for longer than `timeout_ms`.
         """
         if self.tenant_required and not tenant:
             raise UnsafeDatabaseRole("this connection sees one tenant's rows at a time: a transaction needs a tenant")

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel.duration import check_int
 from bullpen.errors import InvalidOption
-from bullpen.ledger._callers import Caller, Rows, async_caller, sync_caller
+from bullpen.ledger._callers import CallerConnection, Rows, async_caller, sync_caller
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import DialectName, check_identifier
 from bullpen.ledger.records import Enqueued, OutboxItem
@@ -97,10 +97,10 @@ class Enqueuer:
             known = self._sql[dialect] = (sql, sql.enqueue(notify=self.notify))
         return known
 
-    async def _insert_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:
+    async def _insert_async(self, caller: CallerConnection, records: Sequence[Mapping[str, Any]]) -> dict[Source, str]:
         return _by_source(await caller.run(self._statements(caller.dialect)[1], _encode(records)))
 
-    async def _existing_async(self, caller: Caller, records: Sequence[Mapping[str, Any]]) -> Rows:
+    async def _existing_async(self, caller: CallerConnection, records: Sequence[Mapping[str, Any]]) -> Rows:
         found: Rows = await caller.run(self._statements(caller.dialect)[0].existing, _encode(records))
         return found
 

@@ -249,7 +249,12 @@ def _records(stream: str, events: Sequence[NewEvent], expected: int | None) -> l
             raise InvalidOption("events", "NewEvent objects", event)
         check_text("event id", event.id, MAX_LENGTHS["id"], required=True)
         check_text("event type", event.type, MAX_LENGTHS["type"], required=True)
-        require("event type", not event.type.startswith("$"), "a type of your own; $ is for event stores", event.type)
+        require(
+            "event type",
+            not event.type.startswith("$"),
+            "your own event type; names with $ belong to event stores",
+            event.type,
+        )
         data, metadata = _json_text(event.data, "data"), _json_text(event.metadata.to_wire(), "metadata")
         json.check_payload_size(len(data.encode()), len(metadata.encode()))
         records.append(

@@ -1,9 +1,9 @@
-"""What is wrong now, and whether somebody has been told. One truth for all processes that watch.
+"""Open incidents, and whether they were reported. One truth for all processes that watch.
 
-In: what a watcher decided about the incidents it was shown. Out: the incidents, and the messages that tell of them,
-stored in one transaction: dying before it changes nothing, dying after it loses nothing. Watchers take turns, so that
-many of them look as often as one, and who was overtaken writes nothing.
-Elsewhere: deciding (`bullpen.ops.incidents`), what is looked at (`bullpen.ops.signs`), delivering (`bullpen.outbox`).
+In: what a watcher decided about the incidents it has read. Out: the incidents and the messages that report them, stored
+in one transaction: a crash before it changes nothing, a crash after it loses nothing. Watchers take turns, so many of
+them poll as often as one, and a watcher that was overtaken writes nothing.
+Elsewhere: deciding (`bullpen.ops.incidents`), what is checked (`bullpen.ops.symptoms`), delivering (`bullpen.outbox`).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ async def _note(ledger: Ledger, where: str, more: int) -> None:
         total = more + (int(before) if before.isdecimal() else 0)
         await SqlMessages(ledger.database).note(ledger.checkpoints, name, f"{total} {{now}}")
     except BullpenError as error:
-        logger.debug("a late wake-up of the %s was not noted: %s", where, error)
+        logger.debug("a late wake-up of the %s was not recorded: %s", where, error)
 
 
 async def late_wakeups_in(ledger: Ledger) -> dict[str, str]:

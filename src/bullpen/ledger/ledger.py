@@ -135,7 +135,7 @@ class Ledger:
         if connections > self.database.pool_size:
             raise NotConfigured(
                 f"pool_size {self.database.pool_size} is too small: this process uses {connections} connections at the "
-                "same time, and who waits for one holds up its row"
+                "same time, and a process that waits for one delays its row"
             )
 
     def once(self, connection: Any, key: str, *, scope: str = "default") -> AbstractAsyncContextManager[bool]:

@@ -292,7 +292,7 @@ class SqlMessages:
         return await self._audited(self.sql.resolve, ids, action="message.resolve", by=by)
 
     async def cancel(self, ids: Iterable[str], *, by: str) -> set[str]:
-        """Take messages back that are not being sent yet."""
+        """Cancel messages that are not being sent yet."""
         wanted = [one for one in check_texts("ids", ids) if _is_id(one)]
         rows = encode_rows({"id": one, "code": "BY_HAND"} for one in wanted)
         async with self.database.transaction() as connection:

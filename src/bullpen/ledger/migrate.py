@@ -88,7 +88,7 @@ def render_sql(
 def _refuse_roles_on_sqlite(dialect: str, roles: Roles | None) -> None:
     if roles is not None and dialect != "postgresql":
         raise LedgerNotReady(
-            "roles and row-level security need PostgreSQL; on SQLite tenants are told apart by our queries only"
+            "roles and row-level security need PostgreSQL; on SQLite only the queries of bullpen separate tenants"
         )
 
 

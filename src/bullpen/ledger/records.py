@@ -135,7 +135,7 @@ class OutboxItem:
         require(
             "source_stream_id",
             self.source_stream_id != RESERVED_STREAM,
-            "another stream: this one is for the outbox's own announcements",
+            "another stream: the outbox uses this one for its own announcements",
             self.source_stream_id,
         )
         object.__setattr__(self, "_record", self._make_record())
@@ -412,7 +412,9 @@ def check_text(name: str, value: Any, limit: int, *, required: bool = True) -> N
     if not isinstance(value, str) or (required and not value):
         raise InvalidOption(name, "non-empty text" if required else "text or None", value)
     if len(value) > limit:
-        raise InvalidOption(name, f"at most {limit} characters (it is never cut: that would break the fence)", value)
+        raise InvalidOption(
+            name, f"at most {limit} characters (it is never shortened: that would break duplicate detection)", value
+        )
     if _unwanted(value):
         raise InvalidOption(name, "text without control characters or lone surrogates", value)
 

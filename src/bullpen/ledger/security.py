@@ -270,7 +270,7 @@ async def check(database: Database, roles: Roles, duty: Duty) -> None:
     if duty != "service" and role.is_service:
         problems.append(f"it may act as {roles.service}, which sees all tenants")
     if duty == "tenant" and role.is_worker:
-        problems.append(f"it may act as {roles.worker}, which moves runs along")
+        problems.append(f"it may act as {roles.worker}, which changes the state of runs")
     if not {"tenant": role.is_tenant, "worker": role.is_worker, "service": role.is_service}[duty]:
         problems.append(f"it is not {roles.of(duty)}")
     if problems:

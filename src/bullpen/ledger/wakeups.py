@@ -43,13 +43,13 @@ async def commits(database: Database, channel: str | None = None) -> AsyncGenera
                 async for _ in told:
                     if lost:
                         lost = False
-                        _log.warning("%s tells of new rows again", database.address)
+                        _log.warning("%s sends notifications of new rows again", database.address)
                     yield
         except (OSError, sa.exc.SQLAlchemyError, _driver_errors()) as error:
             if not lost:
                 lost = True
                 _log.warning(
-                    "%s no longer tells of new rows (%s); asked by interval until it does", database.address, error
+                    "%s no longer sends notifications of new rows (%s); polling until it does", database.address, error
                 )
         await asyncio.sleep(_RECONNECT_S)
 

@@ -86,7 +86,7 @@ class MessageEnqueuer:
         """One run: all that is due within the look-ahead, however old. Returns how many were found and published."""
         late = await self._store.give_up_late()
         for (status, occasion, channel), count in late.items():
-            logger.warning("%d messages of %s by %s were too late and are %s", count, occasion, channel, status)
+            logger.warning("%d messages of %s by %s were too late and are now %s", count, occasion, channel, status)
             telemetry.emit("messages.late", status=str(status), occasion=occasion, channel=channel, count=count)
         found, published = 0, 0
         for claim, may_be_there in ((self._claim_due, False), (self._claim_again, True)):
@@ -105,7 +105,7 @@ class MessageEnqueuer:
     async def _claim_again(self) -> list[ToPublish]:
         found = await self._store.claim_again(lease_ms=self.options.lease_ms, limit=self.options.batch)
         if found:
-            logger.warning("%d messages are published again: they are late, or nobody knows where they are", len(found))
+            logger.warning("%d messages are published again: they are late, or their state is unknown", len(found))
         return found
 
     async def _publish(self, batch: Sequence[ToPublish], *, may_be_there: bool) -> int:
@@ -124,7 +124,7 @@ class MessageEnqueuer:
                 # would find it CREATED and pass it over.
                 await self._store.unclaim(refused)
             logger.warning(
-                "%d of %d messages were not taken by the broker: %s", len(refused), len(batch), refused[0][1]
+                "%d of %d messages were not accepted by the broker: %s", len(refused), len(batch), refused[0][1]
             )
         telemetry.emit("messages.published", count=len(confirmed), refused=len(refused))
         return len(confirmed)

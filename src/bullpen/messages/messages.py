@@ -142,11 +142,11 @@ class Messages(BaseService):
     ) -> OccasionKind:
         """Register a kind of occasion, or replace one. `text` may differ by locale: `{"": …, "de": …}`."""
         if self._messaging is not None and name not in self.occasions:
-            raise InvalidOption("occasion", "one that is registered before anything is sent", name)
+            raise InvalidOption("occasion", "registration before the first message is sent", name)
         if isinstance(text, str):
             text = Text(text, subject=subject)
         elif subject:
-            raise InvalidOption("subject", "none beside texts that have their own", subject)
+            raise InvalidOption("subject", "none, because the texts have their own", subject)
         quiet = None
         if quiet_hours is not None:
             quiet = QuietHours(*(read_time("quiet_hours", each) for each in quiet_hours))
@@ -204,7 +204,9 @@ class Messages(BaseService):
         if channel is not None:
             return register(channel)
         if after_crash is None:
-            raise InvalidOption("after_crash", "'same_key', 'resend' or 'park', because a function cannot say", None)
+            raise InvalidOption(
+                "after_crash", "'same_key', 'resend' or 'park', because a function has no default", None
+            )
 
         def decorate(function: AnyFunction) -> AnyFunction:
             register(FunctionChannel(function))

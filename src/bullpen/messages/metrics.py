@@ -17,9 +17,9 @@ from bullpen.ledger.message_records import MessageStatus
 from bullpen.ports.metrics import Metric, Sample
 
 _COUNTERS: Final = {
-    "bullpen_messages_sent_total": "Messages that their provider took.",
+    "bullpen_messages_sent_total": "Messages that their provider accepted.",
     "bullpen_messages_skipped_total": "Messages that were not sent: too late, cancelled, or sent before.",
-    "bullpen_messages_failed_total": "Messages that failed finally, or wait for a person.",
+    "bullpen_messages_failed_total": "Messages that failed finally, or need a person to decide.",
 }
 _BY_STATUS: Final = {
     MessageStatus.SENT: "bullpen_messages_sent_total",
@@ -77,11 +77,11 @@ class MessageMetrics:
             ]
         return [
             *counts,
-            Metric("bullpen_messages_outcomes_total", "counter", "What became of messages.", outcomes),
+            Metric("bullpen_messages_outcomes_total", "counter", "Messages by final outcome.", outcomes),
             Metric(
                 "bullpen_messages_lateness_seconds",
                 "histogram",
-                "Time from when a message was due until its provider had taken it.",
+                "Time from when a message was due until its provider had accepted it.",
                 lateness,
             ),
         ]

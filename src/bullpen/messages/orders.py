@@ -53,4 +53,4 @@ def read_order(payload: Any) -> Order:
     try:
         return msgspec.convert(payload, Order)
     except msgspec.ValidationError as error:
-        raise PermanentError(f"this is no order for a message: {error}") from error
+        raise PermanentError(f"this is not an order for a message: {error}") from error

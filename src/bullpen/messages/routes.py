@@ -59,7 +59,7 @@ class ChannelRoute:
         known = self.after_crash in ("same_key", "resend", "look_up", "park")
         require("after_crash", known, "'same_key', 'resend', 'look_up' or 'park'", self.after_crash)
         able = self.after_crash != "look_up" or isinstance(self.channel, LooksUp)
-        require("after_crash", able, "something else than 'look_up' for a channel that cannot be asked", self.channel)
+        require("after_crash", able, "another value than 'look_up', because the channel has no look_up", self.channel)
         if self.timeout_ms is not None:
             check_int("timeout_ms", self.timeout_ms, minimum=1)
 

@@ -120,7 +120,7 @@ def decide(
     if row.status in _ENDED:
         return Skip(f"it is {row.status}")
     if row.status is MessageStatus.CREATED or row.due_at != order.due_at:
-        return Skip("it was planned anew, and has or will have another order")
+        return Skip("it was planned again, and has or gets another order")
     if row.due_at > now:
         return Wait(_ms(row.due_at - now), "it is not due yet")
     is_taken_over = row.status is MessageStatus.SENDING
@@ -132,7 +132,7 @@ def decide(
     if route is None:
         return End(MessageStatus.FAILED, "UNKNOWN_CHANNEL", f"no channel {row.channel!r} is registered here")
     if is_taken_over and route.after_crash == "park":
-        reason = f"{row.locked_by} died while sending, or lost the database: nobody knows whether it was sent"
+        reason = f"{row.locked_by} died while sending, or lost the database: it is unknown whether it was sent"
         return End(MessageStatus.PARKED, AMBIGUOUS, reason)
     if row.recipient is None:
         return End(MessageStatus.CANCELLED, "RECIPIENT_GONE", "the recipient was removed")
@@ -141,7 +141,7 @@ def decide(
     kind = occasions.get(row.occasion)
     quiet_ms = kind.quiet_ms(row.zone, now)
     if quiet_ms:
-        return Wait(quiet_ms, "these are quiet hours where the recipient lives")
+        return Wait(quiet_ms, "the recipient is in quiet hours")
     return Send(kind, route, is_taken_over)
 
 
@@ -284,7 +284,7 @@ class Sender:
         if outcome is None:
             # Nobody knows, and the provider can be asked: the row stays SENDING, and after its lease it is.
             telemetry.emit("messages.unknown", **_ids(row), reason="to be looked up")
-            raise DelayJob(self.options.lease_ms, "nobody knows whether it was sent; the provider will be asked")
+            raise DelayJob(self.options.lease_ms, "it is unknown whether it was sent; the provider will be asked")
         until = began + self.options.lease_ms / 1000 * _ENOUGH_LEASE
         is_ours = await self._settle(row.id, fence, outcome, until)
         status = str(outcome.status) if is_ours else "LOST"
@@ -296,7 +296,7 @@ class Sender:
             "messages.settled", **_ids(row), status=status, code=outcome.code, duration_s=took_s, late_s=late_s
         )
         if not is_ours:
-            logger.warning("message %s: another sender took it over before its outcome was written", row.id)
+            logger.warning("message %s: another sender took over before the outcome was written", row.id)
             return
         if outcome.status is not MessageStatus.SENT:
             logger.log(_level(outcome.status), "message %s is %s (%s): %s", row.id, status, outcome.code, outcome.error)

@@ -21,7 +21,7 @@ from bullpen.ops.pauses import pause_queue, resume_queue
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
-__all__ = ["ACTIONS", "Action", "Actions", "Actor", "AuditRecord", "Deed", "Parameter", "Trail", "find_action"]
+__all__ = ["ACTIONS", "Action", "ActionField", "Actions", "Actor", "AuditRecord", "Deed", "Trail", "find_action"]
 
 logger = get_logger("bullpen.actions")
 
@@ -78,7 +78,7 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ActionField:
     """One value that an action takes."""
 
     name: str
@@ -128,7 +128,7 @@ class Action:
     role: str = "operator"
     states: tuple[JobState, ...] = ()
     """Of jobs: in which states it can be done; empty: in all."""
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[ActionField, ...] = ()
     danger: bool = False
     typed: bool = False
     """Whether the name of the queue has to be typed."""
@@ -209,7 +209,7 @@ def _as_text(value: str | int | bool) -> str:
 async def _retry(queue: Queue, job_id: str, given: Mapping[str, str]) -> str:
     state = JobState.COMPLETED if given.get("state") == "completed" else JobState.FAILED
     await queue.retry(job_id, state=state, reset_attempts=bool(given.get("reset")))
-    return f"Job {job_id} is back in line."
+    return f"Job {job_id} is queued again."
 
 
 async def _promote(queue: Queue, job_id: str, _: Mapping[str, str]) -> str:
@@ -225,7 +225,7 @@ async def _remove(queue: Queue, job_id: str, _: Mapping[str, str]) -> str:
 
 async def _cancel(queue: Queue, job_id: str, given: Mapping[str, str]) -> str:
     await queue.cancel(job_id, given.get("why") or None)
-    return f"Job {job_id} is cancelled, or its worker is asked to end it."
+    return f"Job {job_id} is cancelled, or its worker was asked to stop it."
 
 
 async def _delay(queue: Queue, job_id: str, given: Mapping[str, str]) -> str:
@@ -253,13 +253,13 @@ async def _resume(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
 
 async def _lift(queue: Queue, _subject: str, _: Mapping[str, str]) -> str:
     await queue.lift_rate_limit()
-    return f"{queue.name} may start jobs again."
+    return f"{queue.name} starts jobs again."
 
 
 async def _concurrency(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
     if not given.get("most"):
         await queue.remove_global_concurrency()
-        return f"{queue.name} has no limit of jobs at once any more."
+        return f"{queue.name} no longer has a concurrency limit."
     most = _number("most", given["most"])
     await queue.set_global_concurrency(most)
     return f"At most {most} jobs of {queue.name} run at once."
@@ -268,7 +268,7 @@ async def _concurrency(queue: Queue, _subject: str, given: Mapping[str, str]) ->
 async def _rate(queue: Queue, _subject: str, given: Mapping[str, str]) -> str:
     if not given.get("most"):
         await queue.remove_global_rate_limit()
-        return f"{queue.name} has no rate limit any more."
+        return f"{queue.name} no longer has a rate limit."
     most, duration = _number("most", given["most"]), written_ms(given.get("duration", ""))
     if not duration:
         raise InvalidOption("duration", "a duration such as 1s or 1m", given.get("duration", ""))
@@ -329,11 +329,11 @@ def _on_schedule(verb: str) -> Callable[[Deed], str]:
     return lambda deed: command_line(f"schedules {verb}", deed.queue, deed.subject)
 
 
-_DELAY: Final = Parameter("delay", "Due in", "duration", "5m", "90s, 15m, 2h, 1d", required=True)
-_PRIORITY: Final = Parameter(
+_DELAY: Final = ActionField("delay", "Due in", "duration", "5m", "90s, 15m, 2h, 1d", required=True)
+_PRIORITY: Final = ActionField(
     "priority", "Priority", "number", "0", "0 before all others, then 1 to 2097151", required=True
 )
-_MOST: Final = Parameter("most", "At most", "number", "", "empty: no limit")
+_MOST: Final = ActionField("most", "At most", "number", "", "empty: no limit")
 _NO_UNDO: Final = "This cannot be undone."
 
 ACTIONS: Final = {
@@ -342,12 +342,12 @@ ACTIONS: Final = {
         Action(
             name="job.retry",
             title="Retry",
-            says="The job goes back in line with its id. Its dead letter goes away.",
-            undo="Cannot be undone once a worker has taken it; until then the job can be removed.",
+            says="The job is queued again with its id. Its dead letter is removed.",
+            undo="It cannot be undone after a worker has taken the job; until then the job can be removed.",
             perform=_retry,
             command=_on_job("retry"),
             states=(JobState.FAILED,),
-            parameters=(Parameter("reset", "Start counting attempts again", "flag", "1"),),
+            parameters=(ActionField("reset", "Start counting attempts again", "flag", "1"),),
         ),
         Action(
             name="job.promote",
@@ -373,7 +373,7 @@ ACTIONS: Final = {
         Action(
             name="job.priority",
             title="Change priority",
-            says="The job moves to the end of its new class of priority.",
+            says="The job moves behind the other jobs of its new priority.",
             undo="The priority can be changed again.",
             perform=_priority,
             command=lambda deed: command_line(
@@ -385,12 +385,12 @@ ACTIONS: Final = {
         Action(
             name="job.cancel",
             title="Cancel",
-            says="A job that waits fails now as cancelled. The worker of one that runs is asked to end it.",
+            says="A waiting job fails now as cancelled. For a running job, its worker is asked to stop it.",
             undo="It cannot be undone; a cancelled job can be retried.",
             perform=_cancel,
             command=_on_job("cancel"),
             states=(*_READY, JobState.ACTIVE, JobState.WAITING_CHILDREN),
-            parameters=(Parameter("why", "What the job is told"),),
+            parameters=(ActionField("why", "Reason for the job"),),
         ),
         Action(
             name="job.remove",
@@ -422,15 +422,15 @@ ACTIONS: Final = {
         ),
         Action(
             name="queue.lift",
-            title="End the hold",
+            title="End the rate-limit window",
             says="The current window of the rate limit ends now, and jobs may start again.",
             undo="Cannot be undone; the next window begins with the next job.",
             perform=_lift,
         ),
         Action(
             name="queue.concurrency",
-            title="Limit jobs at once",
-            says="All workers of all clients together run at most so many jobs of this queue.",
+            title="Limit concurrency",
+            says="All workers of all clients together run at most this many jobs of this queue.",
             undo="The limit can be changed again.",
             perform=_concurrency,
             parameters=(_MOST,),
@@ -438,15 +438,15 @@ ACTIONS: Final = {
         Action(
             name="queue.rate",
             title="Limit the rate",
-            says="All workers of all clients together start at most so many jobs of this queue in each window.",
+            says="All workers of all clients together start at most this many jobs of this queue per window.",
             undo="The limit can be changed again.",
             perform=_rate,
-            parameters=(_MOST, Parameter("duration", "Per", "duration", "1s", "1s, 1m, 1h")),
+            parameters=(_MOST, ActionField("duration", "Per", "duration", "1s", "1s, 1m, 1h")),
         ),
         Action(
             name="queue.promote-all",
             title="Run all delayed jobs now",
-            says="All delayed jobs run as soon as workers are free, the next jobs of schedules too.",
+            says="All delayed jobs run as soon as workers are free, including the next jobs of schedules.",
             undo="Cannot be undone.",
             perform=_promote_all,
             command=lambda deed: command_line("jobs promote", deed.queue, all=True),
@@ -454,12 +454,12 @@ ACTIONS: Final = {
         Action(
             name="queue.drain",
             title="Drain",
-            says="All jobs that wait are deleted. Jobs that run and finished jobs stay.",
+            says="All waiting jobs are deleted. Running and finished jobs stay.",
             undo=_NO_UNDO,
             perform=_drain,
             command=_on_queue("drain", "delayed"),
             role="admin",
-            parameters=(Parameter("delayed", "Delete delayed jobs too", "flag"),),
+            parameters=(ActionField("delayed", "Delete delayed jobs too", "flag"),),
             danger=True,
             typed=True,
         ),
@@ -471,14 +471,14 @@ ACTIONS: Final = {
             perform=_obliterate,
             command=_on_queue("obliterate", "force"),
             role="admin",
-            parameters=(Parameter("force", "Also when jobs are running", "flag"),),
+            parameters=(ActionField("force", "Also when jobs are running", "flag"),),
             danger=True,
             typed=True,
         ),
         Action(
             name="schedule.run",
             title="Run now",
-            says="The next job of this schedule runs now. The firing after it comes at its own time.",
+            says="The next job of this schedule runs now. The run after it starts at its own time.",
             undo="Cannot be undone.",
             perform=_run_schedule,
             command=_on_schedule("run"),
@@ -486,7 +486,7 @@ ACTIONS: Final = {
         Action(
             name="schedule.pause",
             title="Pause",
-            says="The schedule makes no jobs until it is resumed. A job that runs goes on.",
+            says="The schedule makes no jobs until it is resumed. A running job continues.",
             undo="Resume undoes it.",
             perform=_pause_schedule,
             command=_on_schedule("pause"),
@@ -495,7 +495,7 @@ ACTIONS: Final = {
         Action(
             name="schedule.resume",
             title="Resume",
-            says="The schedule makes jobs again, from its next time on.",
+            says="The schedule makes jobs again, starting with its next time.",
             undo="Pause undoes it.",
             perform=_resume_schedule,
             command=_on_schedule("resume"),
@@ -505,7 +505,7 @@ ACTIONS: Final = {
             name="schedule.remove",
             title="Remove",
             says="The schedule is deleted with its next job.",
-            undo="Cannot be undone here: the schedule has to be made again where it is declared.",
+            undo="It cannot be undone here: store the schedule again in the program that declares it.",
             perform=_remove_schedule,
             command=_on_schedule("remove"),
             role="admin",

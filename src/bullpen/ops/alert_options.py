@@ -1,6 +1,6 @@
 """From when on something is a symptom, and when people hear of it.
 
-In: numbers, from code or from settings (`alerts`). Out: checked options. Elsewhere: finding symptoms (`signs`), what
+In: numbers, from code or from settings (`alerts`). Out: checked options. Elsewhere: finding symptoms (`symptoms`), what
 becomes of an incident (`incidents`), who is alerted (`bullpen.settings`).
 """
 

@@ -5,7 +5,7 @@
 In: who looks, where the incidents are, and the targets. Out: rows of the outbox, so that an alert is as durable as any
 message. Any number of processes may watch: they take turns. What dying means: before the transaction nothing has
 happened and the next turn sees the same signs; after it the row is there and somebody delivers it.
-Elsewhere: what is looked at (`signs`), when it is told (`incidents`), the channels (`bullpen.plugins.channels`).
+Elsewhere: what is checked (`symptoms`), when it is reported (`incidents`), the channels (`bullpen.plugins.channels`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bullpen.errors import BullpenError, require
 from bullpen.ledger import Ledger, OutboxItem
 from bullpen.ledger.incidents import Incident, IncidentKey, IncidentVerdict
 from bullpen.ops.alert_options import AlertTiming
-from bullpen.ops.incidents import News, judge
-from bullpen.ops.signs import RULES, Sign, Source
+from bullpen.ops.incidents import IncidentChange, judge
+from bullpen.ops.symptoms import RULES, Source, Symptom
 from bullpen.ports.metrics import Metric, Sample
 
 __all__ = ["ALERT_EVENT", "Seen", "Target", "Watcher"]
@@ -36,7 +36,7 @@ ALERT_EVENT: Final = "bullpen.alert.v1"
 _STREAM: Final = "bullpen.alerts"
 _MOST_NAMED: Final = 20
 _LOOK_S: Final = 60.0
-_WORDS: Final = {News.OPEN: "", News.REPEATED: "still: ", News.RESOLVED: "resolved: "}
+_WORDS: Final = {IncidentChange.OPEN: "", IncidentChange.REPEATED: "still: ", IncidentChange.RESOLVED: "resolved: "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Target:
 class Seen:
     """What one look found. Only what could be read can be over."""
 
-    signs: Sequence[Sign]
+    signs: Sequence[Symptom]
     readable: frozenset[Source]
 
 
@@ -86,7 +86,7 @@ class Watcher:
             return None
         async with asyncio.timeout(_LOOK_S):
             seen = await self._look()
-        news: dict[tuple[str, News], list[Incident]] = defaultdict(list)
+        news: dict[tuple[str, IncidentChange], list[Incident]] = defaultdict(list)
 
         def decide(known: Mapping[IncidentKey, Incident], now: datetime) -> IncidentVerdict:
             changed, forgotten = [], []
@@ -112,7 +112,7 @@ class Watcher:
             return None  # it took so long that another one has looked meanwhile
         for (rule, what), incidents in news.items():
             for incident in incidents:
-                level = logging.INFO if what is News.RESOLVED else logging.WARNING
+                level = logging.INFO if what is IncidentChange.RESOLVED else logging.WARNING
                 logger.log(level, "%s%s %s: %s", _WORDS[what], rule, incident.subject, incident.message)
             telemetry.emit("alerts.told", rule=rule, news=what.value, count=len(incidents))
         telemetry.emit("alerts.watched", turn=turn.number, signs=len(seen.signs))
@@ -120,7 +120,7 @@ class Watcher:
 
     async def collect(self) -> Sequence[Metric]:
         """Open incidents, for `/metrics`."""
-        text = "Incidents that somebody was told of and that are not over."
+        text = "Open incidents for which an alert was sent."
         try:
             found = await self._ledger.incidents.open()
         except BullpenError:
@@ -148,7 +148,7 @@ class Watcher:
         known = RULES.get(rule)  # a rule of another version: who does not look for it cannot say that it is over
         return known is not None and known.source in seen.readable
 
-    def _messages(self, news: Mapping[tuple[str, News], Sequence[Incident]], turn: str) -> list[OutboxItem]:
+    def _messages(self, news: Mapping[tuple[str, IncidentChange], Sequence[Incident]], turn: str) -> list[OutboxItem]:
         """One message per rule and kind of news: a server that restarts must not send two hundred text messages."""
         items = []
         for (rule, what), incidents in news.items():
@@ -167,12 +167,12 @@ class Watcher:
             ordering_key=rule,  # nobody reads that it is over before reading that it began
         )
 
-    def _told(self, rule: str, what: News, incidents: Sequence[Incident]) -> dict[str, Any]:
+    def _told(self, rule: str, what: IncidentChange, incidents: Sequence[Incident]) -> dict[str, Any]:
         named = incidents[:_MOST_NAMED]
         lines = [f"{each.subject}: {each.message}" for each in named]
         if more := len(incidents) - len(named):
             lines.append(f"and {more} more")
-        if what is not News.RESOLVED:
+        if what is not IncidentChange.RESOLVED:
             lines += [f"fix: {fix}" for fix in dict.fromkeys(each.fix for each in named)]
         head = f"{self._prefix()}{_WORDS[what]}{rule}"
         return {

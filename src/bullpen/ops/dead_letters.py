@@ -242,7 +242,7 @@ class DeadLetterConsole:
             ids = check_texts("ids", ids)
         _actor(by)
         is_rate = rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0)
-        require("rate", is_rate, "letters per second, more than 0", rate)
+        require("rate", is_rate, "dead letters per second, more than 0", rate)
         require("limit", limit is None or limit >= 1, "at least 1", limit)
         # Decided before the first is touched: a letter that fails again at once must not be met a second time.
         chosen, report = await self._chosen(where, store, ids, limit)
@@ -283,7 +283,7 @@ class DeadLetterConsole:
             fitting = [Found(each.store, _bare(each.letter)) async for each in self.find(where, store=store)]
             chosen = fitting[::-1][:limit]
             return chosen, RedriveReport(examined=len(chosen), matched=len(chosen))
-        require("store", store is not None, "the name of the store of these ids", store)
+        require("store", store is not None, "the name of the store that has these ids", store)
         chosen, missing = list[Found](), list[tuple[str, str]]()
         for entry_id in dict.fromkeys(ids):
             try:
@@ -320,7 +320,7 @@ class DeadLetterConsole:
         target = self._store(store)
         if isinstance(target, EditableDeadLetters):
             return target
-        reason = target.reason if isinstance(target, FixedDeadLetters) else "its store sends letters back as they are"
+        reason = target.reason if isinstance(target, FixedDeadLetters) else "its store cannot edit a payload"
         raise DeadLetterNotEditable(store, entry_id, reason)
 
     async def _write_down(
@@ -342,5 +342,5 @@ def _bare(letter: DeadLetter) -> DeadLetter:
 
 
 def _actor(by: str) -> str:
-    require("by", isinstance(by, str) and bool(by.strip()), "the name of who asks", by)
+    require("by", isinstance(by, str) and bool(by.strip()), "the name of the person or program that acts", by)
     return by

@@ -2,7 +2,7 @@
 
 In: the server of the queues, and a ledger if there is one. Out: advice, the worst first, each with its fix. Reads only,
 in small steps; a question that cannot be answered is said to be so. Elsewhere: the signs that alerts tell of too
-(`signs`), the questions about a server itself (`bullpen.redis.checks`), mending (`bullpen queues`, `jobs`, `outbox`,
+(`symptoms`), the questions about a server itself (`bullpen.redis.checks`), repairs (`bullpen queues`, `jobs`, `outbox`,
 `migrate`).
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
 from bullpen.ops.alert_options import SymptomLimits
-from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Sign, ledger_signs, signs_of_queue
-from bullpen.ops.words import duration_text
+from bullpen.ops.status import duration_text
+from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Symptom, ledger_symptoms, signs_of_queue
 from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.browse import find_queues
 from bullpen.queue.late_wakeups import read_late_wakeups, read_note
@@ -47,11 +47,11 @@ class Level(IntEnum):
     BROKEN = 3
 
 
-_NAME: Final = "set BULLPEN_REDIS_URL, or REDIS_HOST and REDIS_PORT, if there are queues"
+_NAME: Final = "set BULLPEN_REDIS_URL, or REDIS_HOST and REDIS_PORT, if you use queues"
 _FIXES: Final = {
-    Level.UNKNOWN: "let this user run the command, or ask whoever runs the server",
+    Level.UNKNOWN: "allow this user the command, or ask the server's administrator",
     Level.WARNING: "upgrade the server",
-    Level.BROKEN: "start or upgrade the server, or mend the way to it: BULLPEN_REDIS_URL, --redis",
+    Level.BROKEN: "start or upgrade the server, or correct its address: BULLPEN_REDIS_URL, --redis",
 }
 
 
@@ -79,9 +79,7 @@ class Advice:
 async def examine(connection: Connection | None, prefix: str, ledger: Ledger | None = None) -> list[Advice]:
     """Ask everything; the worst first. No connection: none is configured, and who uses no queues needs none."""
     if connection is None:
-        found = [
-            Advice(Level.UNKNOWN, "redis", "address", "no address is configured: queues were not looked at", _NAME)
-        ]
+        found = [Advice(Level.UNKNOWN, "redis", "address", "no address is configured: queues were not checked", _NAME)]
     else:
         found = [advice async for advice in _server(connection)]
     if connection is not None and not any(advice.level is Level.BROKEN for advice in found):
@@ -99,13 +97,13 @@ async def _answers(subject: str, check: str, asked: AsyncIterator[Advice]) -> li
             found.append(advice)  # noqa: PERF401 - what was found before an error is kept
     except ServerRefused as error:
         if "WRONGTYPE" in str(error):
-            text = f"a key of it has a type that no client writes: {error}"
+            text = f"one of its keys has a type that no client writes: {error}"
             fix = "find it with the command TYPE, then rename or delete it"
             found.append(Advice(Level.BROKEN, subject, check, text, fix))
             return found
         found.append(Advice(Level.UNKNOWN, subject, check, f"cannot be asked: {error}", _FIXES[Level.UNKNOWN]))
     except BullpenError as error:
-        found.append(Advice(Level.BROKEN, subject, check, f"no answer: {error}", "ask again when it answers"))
+        found.append(Advice(Level.BROKEN, subject, check, f"no answer: {error}", "run the check again when it answers"))
     return found
 
 
@@ -156,7 +154,7 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
 async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     counts, meta = await queue.counts(), await queue.meta()
     if queue.name.endswith(DEAD_SUFFIX):
-        text = f"{_count(counts.pending, 'dead letter')} kept for somebody to look at"
+        text = f"{_count(counts.pending, 'dead letter')} to be handled by a person"
     else:
         text = f"last written by {meta.get('version', 'an unknown library')}; {_count(counts.pending, 'job')} to do"
     yield Advice(Level.GOOD, subject, "library", text)
@@ -196,7 +194,7 @@ async def _paused(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.WARNING, subject, "paused", "workers of all clients take nothing from it", fix)
 
 
-def _advice(sign: Sign, subject: str, level: Level = Level.WARNING) -> Advice:
+def _advice(sign: Symptom, subject: str, level: Level = Level.WARNING) -> Advice:
     return Advice(level, subject, RULES[sign.rule].check, sign.message, sign.fix)
 
 
@@ -207,7 +205,7 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         text = "the server does not let us list connections (CLIENT LIST)"
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
     elif not workers and queue.name in ANNOUNCEMENTS:
-        text = f"nobody works on it: it has {_count(waiting, 'announcement')} of dead rows, for whoever wants them"
+        text = f"no worker is connected: it has {_count(waiting, 'announcement')} of dead rows, for your own consumer"
         yield Advice(Level.GOOD, subject, "workers", text)
     elif not workers and waiting:
         age_ms = await queue.oldest_age_ms() or 0
@@ -239,7 +237,7 @@ async def _lost(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     unlocked = await queue.unlocked(count=_SAMPLE)
     if unlocked:
         text = f"{_count(len(unlocked), 'active job')} without a lock ({_some(unlocked)}): the worker is gone"
-        fix = "any running worker of the queue gives them back within its stalled_interval"
+        fix = "any running worker of the queue returns them to the queue within its stalled_interval"
         yield Advice(Level.WARNING, subject, "lost jobs", text, fix)
 
 
@@ -267,12 +265,12 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
                 broken.append(job.id)
     if ids := await queue.ids_without_job(count=_SAMPLE):
         shown = _some([f"{job_id}: {why}" for job_id, why in ids.items()])
-        text = f"{_count(len(ids), 'id')} in line with no job behind ({shown})"
-        fix = "workers drop them, each with a log line; find the program that deletes or writes the keys of jobs"
+        text = f"{_count(len(ids), 'id')} waiting without a stored job ({shown})"
+        fix = "workers drop them and log each one; find the program that deletes or writes the keys of jobs"
         yield Advice(Level.WARNING, subject, "ids without a job", text, fix)
     if broken:
         text = f"{_count(len(broken), 'job')} whose data no reader understands ({_some(broken)})"
-        fix = "they fail for good when taken; find the producer that writes them"
+        fix = "they fail finally when taken; find the producer that writes them"
         yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
 
 
@@ -282,14 +280,18 @@ async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     completed, failed = DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED
     assert completed.age_s is not None
     assert failed.age_s is not None
-    text = f"{counts.completed} completed and {counts.failed} failed jobs are stored; of those that name no rule, "
-    text += f"{completed.count} completed ones stay for {completed.age_s // 3_600} h, failed ones with a dead letter "
-    text += f"for {failed.age_s // 86_400} days, and those of other clients until somebody removes them"
+    text = (
+        f"{counts.completed} completed and {counts.failed} failed jobs are stored; of those without a retention rule, "
+    )
+    text += (
+        f"{completed.count} completed jobs are kept for {completed.age_s // 3_600} h, failed ones with a dead letter "
+    )
+    text += f"for {failed.age_s // 86_400} days, and jobs of other clients until somebody removes them"
     if counts.completed + counts.failed <= LARGE_RETENTION:
         yield Advice(Level.GOOD, subject, "retention", text)
         return
-    fix = "name remove_on_complete and remove_on_fail where the jobs are added, or on the worker; "
-    fix += f"{command_line('queues clean', queue.name)} removes what is old now"
+    fix = "set remove_on_complete and remove_on_fail where jobs are added, or on the worker; "
+    fix += f"{command_line('queues clean', queue.name)} removes old jobs now"
     yield Advice(Level.WARNING, subject, "retention", text, fix)
 
 
@@ -301,14 +303,16 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         unfinished = [job.id for job in jobs if job is not None and _can_be_restored(job)]
         shown = _some(unfinished or lost)
         verb = "is" if len(lost) == 1 else "are"
-        text = f"{_count(len(lost), 'job')} {verb} stored and in no state ({shown}): evicted keys, or deleting by hand"
+        text = (
+            f"{_count(len(lost), 'job')} {verb} stored and in no state ({shown}): keys were evicted, or deleted by hand"
+        )
         if not unfinished:
             fix = "they have finished or cannot be read: queue.remove_orphans() deletes them"
             yield Advice(Level.WARNING, subject, "orphaned keys", text, fix)
             return
         line = command_line("queues restore", queue.name)
-        fix = f"they never run: `{line}` puts those back in line that have not finished"
-        yield Advice(Level.BROKEN, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the rest")
+        fix = f"they never run: `{line}` puts unfinished jobs back into the queue"
+        yield Advice(Level.BROKEN, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the others")
 
 
 async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
@@ -331,14 +335,15 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
         waiting[name] += count if status in _WAITING else 0
     for name, destination in (await ledger.destinations.troubled()).items():
         if destination.state == "disabled":
-            text = f"somebody has switched it off; {_count(waiting[name], 'row')} to deliver"
+            text = f"it is disabled; {_count(waiting[name], 'row')} to deliver"
             fix = command_line("outbox destinations enable", name)
         else:
             text = f"its breaker is open and has opened {_count(destination.trips, 'time')} since it last worked; "
             text += f"{_count(waiting[name], 'row')} to deliver"
-            fix = "mend the target, or the way to it; bullpen outbox destinations list shows when it is tried again"
+            fix = "repair the target or the connection to it; "
+            fix += "bullpen outbox destinations list shows when it is tried again"
         yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)
-    for sign in await ledger_signs(ledger, _LIMITS):
+    for sign in await ledger_symptoms(ledger, _LIMITS):
         level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events") else Level.BROKEN
         about = subject if sign.subject in ("outbox", "messages", "runs", "projector") else f"{subject} {sign.subject}"
         yield _advice(sign, about, level)

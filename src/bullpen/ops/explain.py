@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bullpen._kernel.command_line import command_line
-from bullpen.ops.words import duration_text
+from bullpen.ops.status import duration_text
 from bullpen.queue import JobState, Queue
 from bullpen.queue.limits import MANUAL_LIMIT
 from bullpen.queue.locate import COUNTED
@@ -115,7 +115,7 @@ def explain(facts: JobFacts) -> JobExplanation:
     """The first cause that holds."""
     record, queue = facts.record, facts.queue
     if record is None:
-        text = f"There is no job {facts.job_id} in {queue}: it was removed, or it was never added here."
+        text = f"There is no job {facts.job_id} in {queue}: it was removed, or it was never added to this queue."
         return JobExplanation(IdleCause.NOT_HERE, text, command_line("queues show", queue))
     match facts.state:
         case JobState.COMPLETED:
@@ -144,11 +144,11 @@ def _active(facts: JobFacts, record: JobRecord) -> JobExplanation:
     by = f" on {record.worker_id}" if record.worker_id else ""
     if facts.lock_ms is not None:
         return JobExplanation(IdleCause.RUNNING, f"It is running{by}, for {since}.")
-    text = f"It was taken{by} {since} ago, and nobody holds its lock any more: the worker died or lost the server. "
+    text = f"It was taken{by} {since} ago, and its lock has expired: the worker died or lost its connection. "
     if facts.workers == 0:
-        fix = "No worker is connected; the next one that starts gives the job back."
+        fix = "No worker is connected; the next worker that starts returns the job to the queue."
         return JobExplanation(IdleCause.HOLDER_LOST, text + fix, "bullpen run MODULE:APP")
-    return JobExplanation(IdleCause.HOLDER_LOST, text + "The next stalled check of a worker gives it back.")
+    return JobExplanation(IdleCause.HOLDER_LOST, text + "The next stalled check of a worker returns it to the queue.")
 
 
 def _blocked(facts: JobFacts) -> JobExplanation:
@@ -169,14 +169,12 @@ def _delayed(facts: JobFacts, record: JobRecord) -> JobExplanation:
     if left_ms > 0:
         text = f"It is delayed, and due in {duration_text(left_ms)}."
         return JobExplanation(IdleCause.DELAYED, text + reason, command, action)
-    text = f"It was due {duration_text(-left_ms)} ago. A worker puts delayed jobs in line"
+    text = f"It was due {duration_text(-left_ms)} ago. Workers move delayed jobs to the queue"
     if facts.is_paused:
         return _queue_level(facts) or JobExplanation(IdleCause.DELAYED, f"{text}.", command, action)
     if facts.workers == 0:
         return JobExplanation(IdleCause.NO_WORKER, f"{text}, and no worker is connected.", "bullpen run MODULE:APP")
-    return JobExplanation(
-        IdleCause.DELAYED, f"{text}; it will be taken as soon as one is free.{reason}", command, action
-    )
+    return JobExplanation(IdleCause.DELAYED, f"{text}; it runs as soon as a worker is free.{reason}", command, action)
 
 
 def _queue_level(facts: JobFacts) -> JobExplanation | None:
@@ -186,7 +184,7 @@ def _queue_level(facts: JobFacts) -> JobExplanation | None:
         text = f"The queue {queue} is paused: no worker takes jobs from it."
         return JobExplanation(IdleCause.PAUSED, text, command_line("queues resume", queue), "queue.resume")
     if facts.window_ms > 0 and facts.started_in_window >= MANUAL_LIMIT:
-        text = f"The queue {queue} is held: no job may start for {duration_text(facts.window_ms)}."
+        text = f"The queue {queue} is rate limited: no job may start for {duration_text(facts.window_ms)}."
         return JobExplanation(IdleCause.RATE, text, action="queue.lift")
     if facts.rate_limit is not None and facts.window_ms > 0 and facts.started_in_window >= facts.rate_limit:
         text = (
@@ -195,7 +193,7 @@ def _queue_level(facts: JobFacts) -> JobExplanation | None:
         )
         return JobExplanation(IdleCause.RATE, text)
     if facts.concurrency is not None and facts.active >= facts.concurrency:
-        text = f"The limit of {queue} is reached: {facts.active} jobs run, and at most {facts.concurrency} may."
+        text = f"The limit of {queue} is reached: {facts.active} jobs run, and at most {facts.concurrency} may run."
         return JobExplanation(IdleCause.CONCURRENCY, text)
     if facts.workers == 0:
         text = f"No worker is connected to {queue}."
@@ -211,12 +209,12 @@ def _queue_level(facts: JobFacts) -> JobExplanation | None:
 
 def _in_line(facts: JobFacts, record: JobRecord) -> JobExplanation:
     if facts.position is None:
-        return JobExplanation(IdleCause.IN_LINE, f"It is in line, with more than {COUNTED:,} jobs before it.")
+        return JobExplanation(IdleCause.IN_LINE, f"It waits behind more than {COUNTED:,} jobs.")
     before = facts.position + facts.before_priority
     if not before:
-        text = "It is next in line."
+        text = "It is the next to run."
     else:
-        text = f"It is in line, with {before:,} {'job' if before == 1 else 'jobs'} before it."
+        text = f"It waits behind {before:,} {'job' if before == 1 else 'jobs'}."
     if record.priority:
         text += f" Its priority is {record.priority}."
     if before and facts.done_per_s:

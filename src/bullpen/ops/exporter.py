@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
-from bullpen.ops.overview import Overview, QueueLook
-from bullpen.ops.signs import ANNOUNCEMENTS, DEAD_SUFFIX
+from bullpen.ops.overview import Overview, QueueSnapshot
+from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.redis import Connection
 
@@ -120,7 +120,7 @@ class ServerSource:
             await asyncio.shield(self._search)  # a scrape that gives up leaves the search to the next one
 
 
-def _queue_metrics(looks: Iterable[QueueLook]) -> list[Metric]:
+def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
     jobs: list[Sample] = []
     ages: list[Sample] = []
     letters: list[Sample] = []
@@ -145,10 +145,17 @@ def _queue_metrics(looks: Iterable[QueueLook]) -> list[Metric]:
     return [
         Metric("bullpen_queue_jobs", "gauge", "Jobs of a queue by state.", jobs),
         Metric("bullpen_queue_oldest_waiting_seconds", "gauge", "Age of the next job, 0 if none.", ages),
-        Metric("bullpen_queue_dead_letters", "gauge", "Dead letters that wait for somebody.", letters),
-        Metric("bullpen_queue_workers", "gauge", "Connected workers of any client, where the server tells.", workers),
+        Metric(
+            "bullpen_queue_dead_letters", "gauge", "Dead letters that were neither redriven nor discarded.", letters
+        ),
+        Metric(
+            "bullpen_queue_workers",
+            "gauge",
+            "Connected workers of any client, if the server allows CLIENT LIST.",
+            workers,
+        ),
         Metric("bullpen_queue_paused", "gauge", "1 if the queue is paused, else 0.", paused),
-        Metric("bullpen_queue_unreadable", "gauge", "1 if the server did not tell of the queue, else 0.", unreadable),
+        Metric("bullpen_queue_unreadable", "gauge", "1 if the queue could not be read, else 0.", unreadable),
     ]
 
 
@@ -214,19 +221,19 @@ class LedgerSource:
             Metric(
                 "bullpen_outbox_oldest_due_seconds",
                 "gauge",
-                "How long ago the oldest row was due that nobody has claimed; 0 for types that are switched off.",
+                "How long ago the oldest unclaimed row was due; 0 for disabled types.",
                 [Sample({"integration_type": name}, age) for name, age in ages.items()],
             ),
             Metric(
                 "bullpen_outbox_destination_broken",
                 "gauge",
-                "1 while the breaker of a destination is open, or one delivery tries whether it works again.",
+                "1 while the breaker of a destination is open, or half open (one trial delivery).",
                 [Sample({"integration_type": name}, float(name in broken)) for name in sorted({*ages, *broken})],
             ),
             Metric(
                 "bullpen_outbox_destination_disabled",
                 "gauge",
-                "1 for destinations that somebody switched off.",
+                "1 for disabled destinations.",
                 [Sample({"integration_type": name}, float(name in off)) for name in sorted({*ages, *off})],
             ),
             # Without a label, so that it is there before the first row is.
@@ -242,7 +249,9 @@ class LedgerSource:
     async def _projector(self) -> list[Metric]:
         parked = await self._ledger.parked.count()
         return [
-            Metric("bullpen_projector_parked_events", "gauge", "Events that wait for somebody.", [Sample({}, parked)])
+            Metric(
+                "bullpen_projector_parked_events", "gauge", "Parked events, which need a person.", [Sample({}, parked)]
+            )
         ]
 
     async def _scheduled(self) -> list[Metric]:
@@ -272,7 +281,7 @@ class LedgerSource:
         counts = await self._run_counts()
         rows = [Sample({"status": status.value.lower()}, counts.get(status, 0)) for status in RunStatus]
         stuck = await self._ledger.runs.idle(longer_than_ms=self._run_stuck_ms, limit=_MOST_ROWS)
-        text = f"Runs that have not ended and that nobody touched for {self._run_stuck_ms // 1000} s."
+        text = f"Unfinished runs without progress for {self._run_stuck_ms // 1000} s."
         return [
             Metric("bullpen_runs", "gauge", "Runs by status.", rows),
             Metric("bullpen_runs_stuck", "gauge", text, [Sample({}, len(stuck))]),

@@ -18,13 +18,13 @@ from typing import Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError
-from bullpen.ops.overview import Overview, Picture, QueueLook
+from bullpen.ops.overview import Overview, QueueSnapshot, Snapshot
 from bullpen.ops.recent import RecentHour, WaitSample, sample_waits
-from bullpen.queue.news import QueueNews
+from bullpen.queue.activity import QueueActivity
 from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 
-__all__ = ["ALL_QUEUES", "Hub", "Sampler", "Subscription"]
+__all__ = ["ALL_QUEUES", "Hub", "Sampler", "TopicSubscription"]
 
 logger = get_logger("bullpen.hub")
 
@@ -47,10 +47,10 @@ class Sampler:
         self._hour, self._waits = RecentHour(), dict[str, WaitSample]()
         self._sampling: asyncio.Task[None] | None = None
         self._sample_at = 0.0
-        self._taking: asyncio.Task[Picture] | None = None
+        self._taking: asyncio.Task[Snapshot] | None = None
         self._searching: asyncio.Task[None] | None = None
         self._fresh_until = 0.0
-        self.latest: Picture | None = None
+        self.latest: Snapshot | None = None
         """The newest one, however old it is."""
 
     @property
@@ -58,7 +58,7 @@ class Sampler:
         """Whether it is known which queues there are."""
         return self._overview.is_complete
 
-    async def snapshot(self) -> Picture:
+    async def snapshot(self) -> Snapshot:
         """The newest one, at most a second old. Raises ConnectionLost while the server is away."""
         task = self._taking
         if task is None or (task.done() and (time.monotonic() >= self._fresh_until or _has_failed(task))):
@@ -75,10 +75,10 @@ class Sampler:
         """How long jobs of the busiest queues waited lately."""
         return self._waits
 
-    def done_per_minute(self, queue: str, picture: Picture) -> tuple[float, ...]:
+    def done_per_minute(self, queue: str, picture: Snapshot) -> tuple[float, ...]:
         return self._hour.done_per_minute(queue, picture)
 
-    async def _take(self) -> Picture:
+    async def _take(self) -> Snapshot:
         if self._overview.search_due_s == 0 and (self._searching is None or self._searching.done()):
             self._searching = asyncio.create_task(self._overview.search(), name="bullpen search")
             self._searching.add_done_callback(_note_failure)
@@ -94,7 +94,7 @@ class Sampler:
             self._sampling.add_done_callback(_note_failure)
         return picture
 
-    async def _sample_waits(self, picture: Picture) -> None:
+    async def _sample_waits(self, picture: Snapshot) -> None:
         """Beside the snapshots, which do not wait for it."""
         busy = sorted(picture.looks, key=lambda look: -sum(self._hour.done_per_minute(look.queue, picture)[-5:]))
         names = [QueueKeys(self._prefix, look.queue) for look in busy if look.completed or look.failed]
@@ -133,7 +133,7 @@ class _Topic:
         return True
 
 
-class Subscription:
+class TopicSubscription:
     """One viewer of one topic."""
 
     def __init__(self, topic: _Topic) -> None:
@@ -161,7 +161,7 @@ class Hub:
         return tuple(self._topics)
 
     @asynccontextmanager
-    async def watch(self, name: str) -> AsyncIterator[Subscription]:
+    async def watch(self, name: str) -> AsyncIterator[TopicSubscription]:
         """Watch a queue, or with `ALL_QUEUES` all of them."""
         topic = self._topics.setdefault(name, _Topic())
         topic.viewers += 1
@@ -169,7 +169,7 @@ class Hub:
             work = self._sample if name == ALL_QUEUES else self._follow
             topic.reader = asyncio.create_task(self._keep_on(work, name, topic), name=f"bullpen hub {name}")
         try:
-            yield Subscription(topic)
+            yield TopicSubscription(topic)
         finally:
             topic.viewers -= 1
             if not topic.viewers:
@@ -199,7 +199,7 @@ class Hub:
 
     async def _follow(self, name: str, topic: _Topic) -> None:
         """Look at the end of one queue's events until the server goes away: a few times a second, however many come."""
-        async with QueueNews(name, self._connection, self._prefix) as news:
+        async with QueueActivity(name, self._connection, self._prefix) as news:
             topic.bump()  # what happened before the position was fixed
             while True:
                 await news.next()
@@ -217,7 +217,7 @@ class Hub:
             await asyncio.sleep(_SAMPLE_EVERY_S)
 
 
-def _seen(look: QueueLook, at_ms: int) -> QueueLook:
+def _seen(look: QueueSnapshot, at_ms: int) -> QueueSnapshot:
     """What makes a page out of date: since when a job waits, not for how long, which a browser counts by itself."""
     return replace(look, oldest_ms=None if look.oldest_ms is None else at_ms - look.oldest_ms, worker_idle_s=None)
 
@@ -229,10 +229,10 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
             await task
 
 
-def _has_failed(task: asyncio.Task[Picture]) -> bool:
+def _has_failed(task: asyncio.Task[Snapshot]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 
 def _note_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("dashboard: queues cannot be looked through now: %s", error)
+        logger.warning("dashboard: queues cannot be scanned now: %s", error)

@@ -3,7 +3,7 @@
 In: an incident as it is known, the sign of now, and the rules of telling. Out: the incident as it is to be stored, and
 what is to be told. An incident is told once when it begins, again when it lasts or grows, and once when it is over; one
 that comes and goes within `resolve_after_ms` is one incident, not many.
-Elsewhere: looking (`signs`), storing and sending (`alerts`).
+Elsewhere: checking (`symptoms`), storing and sending (`alerts`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import StrEnum
 
 from bullpen.ledger.incidents import Incident
 from bullpen.ops.alert_options import AlertTiming
-from bullpen.ops.signs import Sign
+from bullpen.ops.symptoms import Symptom
 
-__all__ = ["Judged", "News", "judge"]
+__all__ = ["IncidentChange", "Judged", "judge"]
 
 
-class News(StrEnum):
+class IncidentChange(StrEnum):
     """What is told of an incident."""
 
     OPEN = "open"
@@ -32,14 +32,14 @@ class Judged:
     """What becomes of one incident. Both None: it was nothing, and is forgotten."""
 
     incident: Incident | None
-    news: News | None = None
+    news: IncidentChange | None = None
 
 
 _GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events"})
 _HELD = frozenset({"redis_down"})
 
 
-def judge(known: Incident | None, sign: Sign | None, now: datetime, telling: AlertTiming) -> Judged:
+def judge(known: Incident | None, sign: Symptom | None, now: datetime, telling: AlertTiming) -> Judged:
     """What one look means for one incident."""
     is_open = known is not None and known.resolved_at is None
     if known is None or not is_open:
@@ -49,14 +49,14 @@ def judge(known: Incident | None, sign: Sign | None, now: datetime, telling: Ale
     seen = replace(known, seen_at=now, value=sign.value, message=sign.message, fix=sign.fix)
     if known.told_at is None:
         is_due = now - known.opened_at >= _ms(telling.hold_ms)
-        return _tell(seen, News.OPEN, now) if is_due else Judged(seen)
+        return _tell(seen, IncidentChange.OPEN, now) if is_due else Judged(seen)
     has_grown = sign.rule in _GROWING and sign.value >= (known.told_value or 0) + telling.growth
     if has_grown or now - known.told_at >= _ms(telling.repeat_ms):
-        return _tell(seen, News.REPEATED, now)
+        return _tell(seen, IncidentChange.REPEATED, now)
     return Judged(seen)
 
 
-def _begin(sign: Sign, number: int, now: datetime, telling: AlertTiming) -> Judged:
+def _begin(sign: Symptom, number: int, now: datetime, telling: AlertTiming) -> Judged:
     made = Incident(
         rule=sign.rule,
         subject=sign.subject,
@@ -71,7 +71,7 @@ def _begin(sign: Sign, number: int, now: datetime, telling: AlertTiming) -> Judg
         fix=sign.fix,
     )
     is_held = sign.rule in _HELD and telling.hold_ms > 0
-    return Judged(made) if is_held else _tell(made, News.OPEN, now)
+    return Judged(made) if is_held else _tell(made, IncidentChange.OPEN, now)
 
 
 def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
@@ -79,10 +79,10 @@ def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
         return Judged(None)
     if now - known.seen_at < _ms(telling.resolve_after_ms):
         return Judged(known)
-    return _tell(replace(known, resolved_at=now), News.RESOLVED, now)
+    return _tell(replace(known, resolved_at=now), IncidentChange.RESOLVED, now)
 
 
-def _tell(incident: Incident, news: News, now: datetime) -> Judged:
+def _tell(incident: Incident, news: IncidentChange, now: datetime) -> Judged:
     return Judged(replace(incident, told_at=now, told_value=incident.value), news)
 
 

@@ -38,14 +38,17 @@ _WORKER_METRICS: Final[dict[str, tuple[Kind, str]]] = {
     "bullpen_job_wait_seconds": ("histogram", "Time from when a job could run until it was taken."),
     "bullpen_job_retries": ("histogram", "Failed attempts before a job ended."),
     "bullpen_jobs_completed_total": ("counter", "Jobs that succeeded."),
-    "bullpen_jobs_failed_total": ("counter", "Jobs that failed finally, those that somebody cancelled left out."),
-    "bullpen_jobs_cancelled_total": ("counter", "Jobs that ended while they ran because somebody cancelled them."),
+    "bullpen_jobs_failed_total": ("counter", "Jobs that failed finally, without cancelled jobs."),
+    "bullpen_jobs_cancelled_total": ("counter", "Jobs that were cancelled while they ran."),
     "bullpen_jobs_retried_total": ("counter", "Failed attempts that will be tried again."),
     "bullpen_jobs_stalled_total": ("counter", "Jobs whose worker died or froze."),
     "bullpen_jobs_lock_lost_total": ("counter", "Runs that lost their lock."),
-    "bullpen_jobs_returned_total": ("counter", "Jobs given back without an attempt counted."),
+    "bullpen_jobs_returned_total": ("counter", "Jobs returned to the queue without an attempt counted."),
     "bullpen_worker_errors_total": ("counter", "Errors of workers themselves, not of jobs."),
-    "bullpen_schedules_refused_total": ("counter", "Scheduled jobs given back: their next time cannot be computed."),
+    "bullpen_schedules_refused_total": (
+        "counter",
+        "Scheduled jobs returned to the queue because their next time cannot be computed.",
+    ),
     "bullpen_schedules_skipped_total": ("counter", "Scheduled jobs left out by a policy of their schedule."),
 }
 _COUNTED: Final = {
@@ -263,6 +266,8 @@ class QueueMetrics:
         return [
             Metric("bullpen_queue_jobs", "gauge", "Jobs of a queue by state.", depth),
             Metric("bullpen_queue_oldest_waiting_seconds", "gauge", "Age of the next job, 0 if none.", oldest),
-            Metric("bullpen_queue_dead_letters", "gauge", "Dead letters that wait for somebody.", dead),
+            Metric(
+                "bullpen_queue_dead_letters", "gauge", "Dead letters that were neither redriven nor discarded.", dead
+            ),
             Metric("bullpen_redis_up", "gauge", "1 if the queue's server answered, else 0.", up),
         ]

@@ -21,8 +21,8 @@ from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError, DeadLetterNotFound, InvalidOption, PermanentError
 from bullpen.ops.actions import Actions, Actor
 from bullpen.ops.dead_letters import DeadLetterConsole
+from bullpen.ops.status import counted
 from bullpen.ops.views.queues import OPERATIONS
-from bullpen.ops.words import counted
 from bullpen.ports.dead_letters import DeadLetterFilter
 from bullpen.queue import Job, JobState, Queue
 from bullpen.queue.heads import HeadFilter
@@ -280,8 +280,8 @@ class Operations:
         try:
             operation = msgspec.convert(job.data, Operation)
         except msgspec.ValidationError as error:
-            raise PermanentError(f"not an operation of ours: {error}") from None
-        pace = _Pace(self._queue, job, operation, self._changed)
+            raise PermanentError(f"not an operation of bullpen: {error}") from None
+        pace = _OperationProgress(self._queue, job, operation, self._changed)
         match operation.kind:
             case "jobs":
                 await self._jobs(operation, operation.ids[pace.passed :], pace)
@@ -298,7 +298,7 @@ class Operations:
         await pace.report(last=True)
         return pace.state()
 
-    async def _jobs(self, operation: Operation, ids: Iterable[str], pace: _Pace) -> None:
+    async def _jobs(self, operation: Operation, ids: Iterable[str], pace: _OperationProgress) -> None:
         actions = await self._make_actions(_actor(operation))
         extra: dict[str, Any] = {"reset": True} if operation.verb == "retry" else {}
         for job_id in ids:
@@ -310,7 +310,7 @@ class Operations:
             except BullpenError as error:
                 pace.note_failure(job_id, error)
 
-    async def _matching(self, operation: Operation, pace: _Pace) -> None:
+    async def _matching(self, operation: Operation, pace: _OperationProgress) -> None:
         """All that fit, up to a bound, before the first is touched: what comes back later must not be met again. A
         process that goes on with it looks anew; what was done no longer fits."""
         state, most = JobState(operation.state), (operation.most or operation.total) - pace.done
@@ -342,7 +342,7 @@ class Operations:
                     break
         await self._jobs(operation, dict.fromkeys(chosen), pace)  # one may be met twice while others fail
 
-    async def _queues(self, operation: Operation, pace: _Pace) -> None:
+    async def _queues(self, operation: Operation, pace: _OperationProgress) -> None:
         actions = await self._make_actions(_actor(operation))
         for name in operation.ids[pace.passed :]:
             if not await pace.next():
@@ -353,7 +353,7 @@ class Operations:
             except BullpenError as error:
                 pace.note_failure(name, error)
 
-    async def _retry_all(self, operation: Operation, pace: _Pace) -> None:
+    async def _retry_all(self, operation: Operation, pace: _OperationProgress) -> None:
         async with Queue(operation.queue, connection=self._connection, prefix=self._prefix) as queue:
             until, left = datetime.fromisoformat(operation.until), (operation.most or operation.total) - pace.done
             step = max(1, min(100, int(operation.rate))) if operation.rate else 500
@@ -367,7 +367,7 @@ class Operations:
                 if operation.rate and left > 0:
                     await asyncio.sleep(retried / operation.rate)
 
-    async def _letters(self, operation: Operation, pace: _Pace) -> None:
+    async def _letters(self, operation: Operation, pace: _OperationProgress) -> None:
         console = await self._make_console()
         where = DeadLetterFilter(
             name=operation.name or None,
@@ -400,7 +400,7 @@ class Operations:
                 pace.note_failure(entry_id, error)
 
 
-class _Pace:
+class _OperationProgress:
     """How far an operation is, how fast it may go, and whether it shall end."""
 
     def __init__(self, queue: Queue, job: Job, operation: Operation, changed: Callable[[], None]) -> None:

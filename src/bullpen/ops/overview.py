@@ -22,7 +22,7 @@ from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int, read_score
 
-__all__ = ["ConnectedWorker", "Overview", "Picture", "QueueLook", "grouped_by_place", "workers_by_queue"]
+__all__ = ["ConnectedWorker", "Overview", "QueueSnapshot", "Snapshot", "grouped_by_place", "workers_by_queue"]
 
 _QUEUES_PER_CALL: Final = 100
 _SCORE_PER_MS: Final = 4_096
@@ -34,7 +34,7 @@ _COUNT_WORKERS_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLook:
+class QueueSnapshot:
     """One queue at one moment."""
 
     queue: str
@@ -93,14 +93,14 @@ class QueueLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Snapshot:
     """All queues at one moment."""
 
     at_ms: int
     """By the server's clock."""
     taken_at: float
     """By the monotonic clock of this process."""
-    looks: tuple[QueueLook, ...]
+    looks: tuple[QueueSnapshot, ...]
 
 
 class Overview:
@@ -117,7 +117,7 @@ class Overview:
         """Whether it is known which queues there are."""
         self._workers: dict[str, list[int]] | None = {}
         """Of each queue, for how many seconds each worker has not asked for anything."""
-        self._before: Picture | None = None
+        self._before: Snapshot | None = None
 
     @property
     def search_due_s(self) -> float | None:
@@ -138,11 +138,11 @@ class Overview:
         self._keys = [QueueKeys(self._prefix, name) for name in shown]
         self.is_complete = True
 
-    async def read(self) -> Picture:
+    async def read(self) -> Snapshot:
         """Take a picture now. Raises ConnectionLost while the server is away."""
         await self._connection.locate()
         await self._count_workers()
-        looks: dict[str, QueueLook] = {}
+        looks: dict[str, QueueSnapshot] = {}
         wanted, at_ms = self._keys, 0  # a search may end meanwhile
         for group in grouped_by_place(self._connection, wanted):
             at_ms, found = await self._read_group(group)
@@ -150,11 +150,11 @@ class Overview:
         if not wanted:
             at_ms = _ms(await self._connection.shared_door(f"{self._prefix}:").call("TIME"))
         ordered = tuple(looks[keys.name] for keys in wanted)
-        picture = _with_rates(Picture(at_ms, time.monotonic(), ordered), self._before)
+        picture = _with_rates(Snapshot(at_ms, time.monotonic(), ordered), self._before)
         self._before = picture
         return picture
 
-    async def _read_group(self, group: Sequence[QueueKeys]) -> tuple[int, dict[str, QueueLook]]:
+    async def _read_group(self, group: Sequence[QueueKeys]) -> tuple[int, dict[str, QueueSnapshot]]:
         """Queues that one server holds, in two writes."""
         door = self._connection.shared_door(group[0].base)
         replies = await door.call_many([command for keys in group for command in _counts(keys)])
@@ -175,11 +175,11 @@ class Overview:
             for keys, part, queue_heads in zip(group, parts, heads, strict=True)
         }
 
-    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueLook:
+    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueSnapshot:
         if (problem := next((reply for reply in replies if isinstance(reply, Exception)), None)) is not None:
-            return QueueLook(keys.name, problem=str(problem))
+            return QueueSnapshot(keys.name, problem=str(problem))
         added, paused, wait, held, active, prioritized, delayed, children, completed, failed, dead = replies[:11]
-        return QueueLook(
+        return QueueSnapshot(
             keys.name,
             waiting=wait + held,
             prioritized=prioritized,
@@ -252,19 +252,19 @@ def _oldest(at_ms: int, answers: list[Any], delayed: Any) -> int | None:
     return max(0, at_ms - min(since)) if since else None
 
 
-def _with_rates(picture: Picture, before: Picture | None) -> Picture:
+def _with_rates(picture: Snapshot, before: Snapshot | None) -> Snapshot:
     """Rates need no counter that anybody must keep: jobs that were added and are not unfinished have left."""
     if before is None or (seconds := picture.taken_at - before.taken_at) <= 0:
         return picture
     earlier = {look.queue: look for look in before.looks if look.problem is None}
-    return Picture(
+    return Snapshot(
         picture.at_ms,
         picture.taken_at,
         tuple(_with_rate(look, earlier.get(look.queue), seconds) for look in picture.looks),
     )
 
 
-def _with_rate(look: QueueLook, before: QueueLook | None, seconds: float) -> QueueLook:
+def _with_rate(look: QueueSnapshot, before: QueueSnapshot | None, seconds: float) -> QueueSnapshot:
     if before is None or look.problem is not None or look.added < before.added:  # the last: it was deleted meanwhile
         return look
     added = look.added - before.added

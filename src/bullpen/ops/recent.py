@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from bullpen.ops.overview import Picture, grouped_by_place
+from bullpen.ops.overview import Snapshot, grouped_by_place
 from bullpen.redis import Connection
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int
@@ -33,7 +33,7 @@ class RecentHour:
         self._marks: dict[str, deque[tuple[int, int]]] = {}
         """Of each queue: a minute, and how many jobs had ended when it was first seen."""
 
-    def note(self, picture: Picture) -> None:
+    def note(self, picture: Snapshot) -> None:
         minute = picture.at_ms // 60_000
         for look in picture.looks:
             marks = self._marks.setdefault(look.queue, deque(maxlen=MINUTES + 2))
@@ -45,7 +45,7 @@ class RecentHour:
         for gone in self._marks.keys() - {look.queue for look in picture.looks}:
             del self._marks[gone]
 
-    def done_per_minute(self, queue: str, picture: Picture) -> tuple[float, ...]:
+    def done_per_minute(self, queue: str, picture: Snapshot) -> tuple[float, ...]:
         """The oldest minute first, the present one last; 0 for minutes of which nothing is known."""
         look = next((each for each in picture.looks if each.queue == queue), None)
         marks = list(self._marks.get(queue, ()))

@@ -55,7 +55,7 @@ async def backfill(
         async for batch in batches:
             events = [event for event in batch.events if since is None or event.recorded_at >= since]
             done = await projection.project(events, expected=stored, position=batch.position)
-            assert batch.position is not None, "reading a part always has positions"
+            assert batch.position is not None, "a source with positions, to read a part"
             stored = str(batch.position)
             so_far = Backfilled(after, batch.position, until, so_far.done + done)
             if progress is not None:
@@ -65,7 +65,7 @@ async def backfill(
 
 async def resume_at(ledger: Ledger, checkpoint: str, since: Since, *, restart: bool) -> int:
     """Where a backfill begins: where it was, else where it was asked to."""
-    require("since", since != "now", "'beginning', a position, or a datetime: a backfill is about the past", since)
+    require("since", since != "now", "'beginning', a position or a datetime in the past", since)
     stored = await ledger.checkpoints.read(checkpoint)
     if restart and stored is not None:
         async with ledger.database.transaction() as connection:

@@ -263,7 +263,7 @@ class OutboxDeliveries:
         rule = when_unknown(route.channel)
         in_doubt = is_in_doubt(row)
         if in_doubt and rule is WhenUnknown.PARK:
-            return Died(row.last_error or "nobody knows whether it was delivered", UNKNOWN_OUTCOME, counted=False)
+            return Died(row.last_error or "it is unknown whether it was delivered", UNKNOWN_OUTCOME, counted=False)
         try:
             message = message_of(row, route.timeout_ms, content)
         except (NotJson, TypeError, ValueError) as error:

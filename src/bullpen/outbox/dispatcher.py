@@ -455,7 +455,7 @@ class Dispatcher:
             self._tasks.discard(done)
             self._under_way.subtract(types)
             if not done.cancelled() and (error := done.exception()) is not None:
-                _log.error("dispatching failed; its rows come back when their lease ends", exc_info=error)
+                _log.error("dispatching failed; its rows become due again when their lease ends", exc_info=error)
             if self._starved & set(types):
                 self._ticker.wake()
 
@@ -487,7 +487,7 @@ class Dispatcher:
             self._senders[integration_type] -= 1
             if not done.cancelled():
                 if (error := done.exception()) is not None:
-                    _log.error("dispatching failed; its row comes back when its lease ends", exc_info=error)
+                    _log.error("dispatching failed; its row becomes due again when its lease ends", exc_info=error)
                 self._add_sender(integration_type)
 
         task.add_done_callback(over)

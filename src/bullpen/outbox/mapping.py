@@ -118,7 +118,7 @@ class EventRoutes:
 
         def register(mapper: AnyMapper) -> AnyMapper:
             own = str(name or getattr(mapper, "__name__", ""))
-            require("name", own != "<lambda>", "a name, for a function that has none", own)
+            require("name", own != "<lambda>", "a name, because the function has none", own)
             self.add(EventRoute(name=own, events=events, mapper=mapper, since=since, to=to, key=key, ordered=ordered))
             return mapper
 
@@ -126,7 +126,7 @@ class EventRoutes:
 
     def add(self, route: EventRoute) -> None:
         """Register a route. Raises InvalidOption when its messages could not be told apart from another route's."""
-        require("routes", not self._is_frozen, "all routes before the projector begins", route.name)
+        require("routes", not self._is_frozen, "all routes before the projector starts", route.name)
         require("name", route.name not in self._routes, "a name that no other route has", route.name)
         for other in self._routes.values():
             fence, same = route.key or route.to, other.key or other.to

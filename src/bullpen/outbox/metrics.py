@@ -40,7 +40,7 @@ BUCKETS_MS: Final = (
 _COUNTED: Final = {"SENT": "outbox_sent_total", "FAILED": "outbox_failed_total", "DEAD": "outbox_dead_total"}
 _HELP: Final = {
     "outbox_pending_total": "Rows that wait for delivery, retries included (a gauge).",
-    "outbox_claimed_total": "Rows that are claimed or queued and not settled (a gauge).",
+    "outbox_claimed_total": "Rows that are claimed or queued but not settled (a gauge).",
     "outbox_sent_total": "Deliveries that succeeded.",
     "outbox_failed_total": "Deliveries that failed and will be tried again.",
     "outbox_dead_total": "Rows that failed finally.",
@@ -103,8 +103,8 @@ class OutboxMetrics:
         return [Metric(name, kind, _HELP[name], samples) for name, kind, samples in found]
 
     async def _gauges(self) -> tuple[dict[str, list[int]], set[str]]:
-        """And the types that have rows. Without values while the database is away: what this process counted is shown
-        all the same."""
+        """And the types that have rows. Without values while the database does not answer; the counters of this process
+        are shown all the same."""
         try:
             stats = [] if self._store is None else await self._store.stats()
         except DatabaseUnavailable:

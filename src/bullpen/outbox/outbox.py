@@ -176,7 +176,7 @@ class Outbox:
         `options` are those of `Route`, such as `concurrency=5`.
         """
         if isinstance(channel, Route):
-            require("options", not options, "none beside a Route", options)
+            require("options", not options, "no other arguments with a Route", options)
             given = channel
         else:
             given = Route(channel=channel, **options)
@@ -193,7 +193,7 @@ class Outbox:
     def ledger(self) -> Ledger:
         """Where the rows are. Raises NotConfigured for an outbox that only stores."""
         if self._ledger is None:
-            raise NotConfigured("this outbox was made without a ledger: it can store messages, and nothing else")
+            raise NotConfigured("this outbox has no ledger: it can only store messages")
         return self._ledger
 
     @property
@@ -253,7 +253,7 @@ class Outbox:
         dead_type = None if self._ledger is None else self._ledger.dead_letter_type
         channel, _, name = (dead_type or "").partition(":")
         if dead_type is not None and channel == JOB_CHANNEL and self.router.resolve(dead_type) is not None:
-            self._queues.require_tag(name, "or braces in the name that dead rows are announced to: {outbox}.dead")
+            self._queues.require_tag(name, "or braces in the queue name for announcements of dead rows: {outbox}.dead")
 
     async def send_test(
         self, integration_type: str, payload: Any = None, *, tenant_id: str | None = None

@@ -103,8 +103,8 @@ class Projection:
     async def project(self, events: Sequence[SourceEvent], *, expected: str | None, position: int | None) -> Projected:
         """Store what events become and move the checkpoint from `expected` to `position`, None: there is none.
 
-        Raises Overtaken, and LedgerError when the database is away or not ready; then nothing was stored, or all of a
-        beginning of the batch together with its checkpoint.
+        Raises Overtaken, and LedgerError when the database does not answer or is not ready; then nothing was stored, or
+        the first part of the batch together with its checkpoint.
         """
         # At the same time: events whose mapper raises wait for their next try together, not one behind the other.
         mapped = [each for found in await asyncio.gather(*map(self._map, events)) for each in found]
@@ -113,7 +113,7 @@ class Projection:
             return await self._store(mapped, expected, position)
         except LedgerError as error:
             if type(error) is not LedgerError:
-                raise  # the database is away, or not as it must be: no event's fault
+                raise  # the database does not answer, or not as it must be: no event's fault
             if len(mapped) == 0:
                 raise
         return await self._store_each(mapped, expected, position)
@@ -240,7 +240,7 @@ class Projection:
                 # First, because it locks: of two projectors with the same batch the other one waits here.
                 checkpoints = self._ledger.checkpoints
                 if not await checkpoints.advance(connection, self._checkpoint, expected, str(position)):
-                    raise Overtaken(f"projector {self._name!r}: another one has moved the checkpoint {expected}")
+                    raise Overtaken(f"projector {self._name!r}: another process has moved the checkpoint {expected}")
             results = await self._ledger.enqueuer.enqueue_many(connection, items)
             for mapped in poison:
                 await self._park(connection, mapped)

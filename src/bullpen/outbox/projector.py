@@ -185,7 +185,7 @@ class Projector(BaseService):
         if self._outages == 1:
             away = isinstance(error, SourceUnavailable | DatabaseUnavailable)
             level = logging.WARNING if away else logging.ERROR
-            _log.log(level, "projector %s stopped (%s); it goes on trying", self.name, error)
+            _log.log(level, "projector %s stopped (%s); it keeps trying", self.name, error)
         telemetry.emit("projector.interrupted", projector=self.name, error=error, failures=self._outages)
         await self._patience.pause()
 

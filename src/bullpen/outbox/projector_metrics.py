@@ -10,8 +10,8 @@ from bullpen.ports.metrics import Kind, Metric, Sample
 _HELP: Final[dict[str, tuple[Kind, str]]] = {
     "outbox_projected_total": ("counter", "Events that were turned into rows or passed over."),
     "outbox_enqueued_total": ("counter", "Rows that the projector stored."),
-    "outbox_duplicate_total": ("counter", "Rows that were there already."),
-    "outbox_parked_events": ("gauge", "Events that wait for somebody."),
+    "outbox_duplicate_total": ("counter", "Rows that existed already."),
+    "outbox_parked_events": ("gauge", "Parked events, which need a person."),
     "outbox_projector_lag": ("gauge", "Distance to the newest event, in positions of the event store."),
     "outbox_projector_behind_seconds": ("gauge", "Age of the newest event that was handled, while there are more."),
 }

@@ -180,7 +180,7 @@ class OutboxQueues:
         self._announced.add(name)
         for refused in replies:
             if isinstance(refused, ServerRefused):
-                _log.warning("queue %r of the outbox was not announced: %s; workers find it by looking", name, refused)
+                _log.warning("queue %r of the outbox was not announced: %s; workers find it by polling", name, refused)
                 return
 
     async def _add(self, queue: Queue, row: OutboxRow) -> Job:

@@ -3,8 +3,8 @@
 A job says which row, and what it holds: that never changes. The row in the database is the truth about attempts and
 whether it is to be delivered at all, so a batch of jobs asks for no more than that; the content is read again only for
 a job that does not name the same event. The handler never raises a failed delivery to the queue: retries live in the
-row. What it raises is that a row is unknown (which no retry mends) or that the database is away (the job waits, nothing
-is counted).
+row. What it raises is that a row is unknown (no retry helps) or that the database does not answer (the job waits,
+nothing is counted).
 
 In: routes with a channel. Out: rows settled. Elsewhere: adding the jobs (`dispatcher`), one delivery (`delivery`).
 """
@@ -140,7 +140,7 @@ class DeliveryWorkers:
                     self._discovery.wake()
         except ServerRefused as error:
             self._is_settled = True
-            _log.warning("announcements of new outbox queues cannot be read: %s; they are found by looking", error)
+            _log.warning("announcements of new outbox queues cannot be read: %s; they are found by polling", error)
 
     async def _discover(self) -> None:
         is_fallback, names = self._discovery.is_fallback, set(self._announced)
@@ -192,7 +192,7 @@ class DeliveryWorkers:
             if content is not None and not _names(job, row):
                 content, row = None, await self._with_content(row, scope)
         except DatabaseUnavailable as error:
-            raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
+            raise DelayJob(_DATABASE_RETRY_MS, "the database does not answer") from error
         telemetry.emit("outbox.begun", outbox_id=row.id, integration_type=row.integration_type)
         # The rest of an ordering key comes along, unless each job counts for a limit per time.
         goes_on = partial(self._goes_on, queue) if route.rate_limit is None else None

@@ -47,7 +47,7 @@ class DeliveryRules(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Subscription:
+class _OpenSubscription:
     deliveries: Deliveries
     size: int
 
@@ -80,7 +80,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
         self._is_async = is_async(handler)
         self._threads: ThreadPoolExecutor | None = None
         self._running: dict[Delivery, asyncio.Task[None]] = {}
-        self._subscriptions: list[_Subscription] = []
+        self._subscriptions: list[_OpenSubscription] = []
         self._resizing = asyncio.Lock()
         self._is_giving_up = False
 
@@ -112,7 +112,12 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
         which is ended again when there are to be fewer; what it has received is handled to its end. Ordered consumers
         and those with threads stay as they are."""
         check_int("concurrency", concurrency, minimum=1)
-        require("ordered", not self._ordered and self._is_async, "a consumer without order and threads", self._queue)
+        require(
+            "ordered",
+            not self._ordered and self._is_async,
+            "a consumer that is not ordered and uses no threads",
+            self._queue,
+        )
         async with self._resizing:
             while len(self._subscriptions) > 1 and self._concurrency - self._subscriptions[-1].size >= concurrency:
                 last = self._subscriptions.pop()
@@ -133,7 +138,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
 
     async def _open(self, size: int) -> None:
         deliveries = await self._transport.deliveries(self._queue, prefetch=size, ordered=self._ordered)
-        self._subscriptions.append(subscription := _Subscription(deliveries, size))
+        self._subscriptions.append(subscription := _OpenSubscription(deliveries, size))
         self._spawn(self._receive(subscription))
 
     async def _end(self) -> None:
@@ -157,7 +162,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
     def _report_crash(self, error: BaseException) -> None:
         self._reports.consumer_stopped(self._queue, error)
 
-    async def _receive(self, subscription: _Subscription) -> None:
+    async def _receive(self, subscription: _OpenSubscription) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 async for delivery in subscription.deliveries:
@@ -178,7 +183,7 @@ class MessagingConsumer(BaseService, Generic[ReceiptT]):
         try:
             outcome = await self._outcome_of(delivery)
             if outcome is None:
-                self._reports.lost(delivery, "it is no longer ours")
+                self._reports.lost(delivery, "its claim has expired")
                 return
             settled = await self._transport.settle(delivery, outcome)
             duration_s = time.monotonic() - started

@@ -167,7 +167,7 @@ def check_url(url: str, *, allow_http: bool = False) -> str:
     if any(not 32 < ord(character) < 127 for character in url):
         # Characters of other scripts may become digits and dots on the way to the resolver.
         raise InvalidOption(
-            "url", "an address in plain ASCII: names as xn--…, other characters as %XX, no spaces", hide_path(url)
+            "url", "an address in ASCII: names as xn--…, other characters as %XX, no spaces", hide_path(url)
         )
     return url
 
@@ -453,5 +453,5 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         for address in addresses:
             if not self._guard.allows(ipaddress.ip_address(address.partition("%")[0])):
                 # Without the address: a customer who reads the stored error would map our network with it.
-                raise AddressRefused(f"{host} leads to an address that is not public")
+                raise AddressRefused(f"{host} resolves to an address that is not public")
         return addresses

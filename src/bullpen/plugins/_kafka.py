@@ -42,7 +42,16 @@ from bullpen._kernel.duration import is_text
 from bullpen._kernel.logs import calming
 from bullpen.plugins._kafka_batches import readable_fetch
 
-__all__ = ["Brokers", "GroupMember", "KafkaDoor", "Partition", "PartitionLost", "Record", "RecordRefused", "translate"]
+__all__ = [
+    "Brokers",
+    "GroupMember",
+    "KafkaDoor",
+    "KafkaRecord",
+    "Partition",
+    "PartitionLost",
+    "RecordRefused",
+    "translate",
+]
 
 _DRIVER: Final = "aiokafka"
 _FETCH: Final = 1
@@ -82,7 +91,7 @@ class RecordRefused(ServerRefused):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KafkaRecord:
     """One record as it lies in its partition."""
 
     partition: Partition
@@ -148,9 +157,11 @@ def translate(error: BaseException) -> BullpenError:
     if isinstance(error, BullpenError):
         return error
     if isinstance(error, CommitFailedError | IllegalStateError):
-        return PartitionLost(f"Kafka gave the partition to somebody else: {text}")
+        return PartitionLost(f"Kafka assigned the partition to another member: {text}")
     if isinstance(error, MessageSizeTooLargeError | RecordTooLargeError):
-        larger = "the record is larger than its topic takes; raise the topic's max.message.bytes or send less"
+        larger = (
+            "the record is larger than its topic allows; raise the topic's max.message.bytes or send smaller records"
+        )
         return RecordRefused(f"Kafka refused it: {larger} ({text})")
     if isinstance(error, InvalidTopicError):
         return RecordRefused(f"Kafka refused it: {text}")
@@ -234,7 +245,7 @@ class KafkaDoor:
             ends = await reader.end_offsets(reader.assignment())
         return {Partition(tp.topic, tp.partition): int(offset) for tp, offset in ends.items()}
 
-    async def read_all(self, topic: str) -> AsyncIterator[Record]:
+    async def read_all(self, topic: str) -> AsyncIterator[KafkaRecord]:
         """Every record that is in the topic now, each partition in its order."""
         if topic not in await self.topics():
             return
@@ -359,11 +370,11 @@ class GroupMember:
         self._topics = sorted(topics)
         if self._topics:
             with calming(_DRIVER):  # it starts tasks
-                self._consumer.subscribe(self._topics, listener=_Listener(self._on_revoked, self._on_assigned))
+                self._consumer.subscribe(self._topics, listener=_RebalanceListener(self._on_revoked, self._on_assigned))
         else:
             self._consumer.unsubscribe()
 
-    async def poll(self, *, timeout_ms: int, most: int) -> dict[Partition, list[Record]]:
+    async def poll(self, *, timeout_ms: int, most: int) -> dict[Partition, list[KafkaRecord]]:
         """What has arrived, by partition, in order. Must be called all the time, or the group thinks we are dead."""
         self._ask_for_new_topics()
         try:
@@ -406,7 +417,7 @@ class GroupMember:
         self._consumer._client.force_metadata_update()  # the driver offers this question to nobody else
 
 
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the driver carries no types
+class _RebalanceListener(ConsumerRebalanceListener):  # type: ignore[misc]  # the driver carries no types
     def __init__(self, on_revoked: Assigned, on_assigned: Assigned) -> None:
         self._on_revoked, self._on_assigned = on_revoked, on_assigned
 
@@ -478,8 +489,8 @@ async def _stop(client: AIOKafkaProducer | AIOKafkaConsumer | AIOKafkaAdminClien
             await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
 
 
-def _record(record: Any) -> Record:
-    return Record(
+def _record(record: Any) -> KafkaRecord:
+    return KafkaRecord(
         Partition(record.topic, record.partition),
         int(record.offset),
         record.key,

@@ -42,7 +42,7 @@ class _Record(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
 
-class _Unreadable(ValueError):
+class _UnreadableBatch(ValueError):
     """Why this cannot be decoded."""
 
 
@@ -102,31 +102,31 @@ def _records(raw: bytes) -> Iterator[_Record]:
             size, start = _number(body, at)
             at, count = start + size, count - 1
             if size <= 0 or at > len(body):
-                raise _Unreadable(f"a record of {size} bytes where {len(body) - start} are left")
+                raise _UnreadableBatch(f"a record of {size} bytes but {len(body) - start} are left")
             try:
                 record = _record(body[start:at], base, first_ms)
                 if not offset < record.offset <= last:
-                    raise _Unreadable(f"offset {record.offset} outside of its batch")
+                    raise _UnreadableBatch(f"offset {record.offset} outside of its batch")
             except ValueError as error:
                 record = _bad(offset + 1, first_ms, str(error))
             offset = record.offset
             yield record._replace(timestamp=max_ms) if attributes & _LOG_APPEND_TIME else record
         if count or at != len(body):
-            raise _Unreadable(f"{count} records too many, {len(body) - at} bytes behind the last")
+            raise _UnreadableBatch(f"{count} records too many, {len(body) - at} bytes behind the last")
     except Exception as error:  # noqa: BLE001 - a codec may raise anything
         if offset < last:
-            reason = str(error) if isinstance(error, _Unreadable) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, _UnreadableBatch) else f"{type(error).__name__}: {error}"
             yield _bad(last, max_ms, f"offsets {offset + 1} to {last}: {reason}")
 
 
 def _body(raw: bytes) -> bytes:
     if not DefaultRecordBatch(raw).validate_crc():
-        raise _Unreadable("the checksum is wrong")
+        raise _UnreadableBatch("the checksum is wrong")
     codec = raw[_ATTRIBUTES_AT + 1] & 7
     if not codec:
         return raw[_HEADER.size :]
     if codec not in _CODECS:
-        raise _Unreadable(f"compressed with the unknown codec {codec}")
+        raise _UnreadableBatch(f"compressed with the unknown codec {codec}")
     _, decode = _CODECS[codec]
     return bytes(decode(raw[_HEADER.size :]))
 
@@ -139,7 +139,7 @@ def _record(raw: bytes, base: int, first_ms: int) -> _Record:
     value, at = _bytes(raw, at)
     count, at = _number(raw, at)
     if not 0 <= count <= len(raw):
-        raise _Unreadable(f"{count} headers")
+        raise _UnreadableBatch(f"{count} headers")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
         name, at = _bytes(raw, at)
@@ -150,7 +150,7 @@ def _record(raw: bytes, base: int, first_ms: int) -> _Record:
             headers.append(((name or b"").decode("utf-8", "replace"), content))
             headers.append((UNREADABLE_HEADER, f"the name of a header: {error}"[:_LONGEST_REASON].encode()))
     if at != len(raw):
-        raise _Unreadable(f"{len(raw) - at} bytes behind the last header")
+        raise _UnreadableBatch(f"{len(raw) - at} bytes behind the last header")
     return _Record(base + delta, first_ms + delta_ms, key, value, headers)
 
 
@@ -163,7 +163,7 @@ def _bytes(raw: bytes, at: int) -> tuple[bytes | None, int]:
     if size < 0:
         return None, at
     if at + size > len(raw):
-        raise _Unreadable(f"a field of {size} bytes where {len(raw) - at} are left")
+        raise _UnreadableBatch(f"a field of {size} bytes where {len(raw) - at} are left")
     return raw[at : at + size], at + size
 
 
@@ -177,7 +177,7 @@ def _number(raw: bytes, at: int) -> tuple[int, int]:
         at += 1
         if raw[at - 1] < 0x80:
             return (value >> 1) ^ -(value & 1), at
-    raise _Unreadable("a number without an end")
+    raise _UnreadableBatch("a number without an end")
 
 
 def _written(base: int, records: list[_Record]) -> bytes:

@@ -83,7 +83,7 @@ class MessagingReports(Reporter):
 
     def consumer_stopped(self, source: str, error: BaseException | None) -> None:
         if error is not None:
-            self.logger.critical("consumer of %r cannot go on", source, exc_info=error, extra={"queue": source})
+            self.logger.critical("consumer of %r cannot continue", source, exc_info=error, extra={"queue": source})
         self.emit("consumer.stopped", source=source, error=error)
 
     def received(self, delivery: Delivery, running: int, concurrency: int) -> None:
@@ -204,11 +204,14 @@ class MessagingReports(Reporter):
         now = time.monotonic()
         if self._lost_since is None:
             self._lost_since = self._reminded_at = now
-            text = f"{self.label} connection lost, trying again until it is back: {reason}"
+            text = f"{self.label} connection lost, reconnecting until it works: {reason}"
             self.emit("transport.disconnected", endpoint=endpoint, reason=str(reason))
         elif now - self._reminded_at >= REMIND_AFTER_S:
             self._reminded_at = now
-            text = f"{self.label} is away for {now - self._lost_since:.0f} s, trying again until it is back: {reason}"
+            text = (
+                f"{self.label} has been unreachable for {now - self._lost_since:.0f} s, "
+                f"reconnecting until it works: {reason}"
+            )
         else:
             return
         self.log(logging.WARNING, text, endpoint=endpoint)

@@ -115,7 +115,7 @@ class DefaultJobOptions:
     """What holds for every job that does not say otherwise."""
 
     attempts: int = WORKFLOW_EVENT.policy.attempts
-    """All tries, the first included."""
+    """Number of attempts, the first included."""
     backoff: Backoff = WORKFLOW_EVENT.policy.backoff or Backoff("exponential", 30_000)
     """Pause between tries; also `{"type": "exponential" or "fixed", "delay": ms}`."""
     remove_on_complete: bool | int = 1_000
@@ -249,7 +249,7 @@ class Binding(Generic[E]):
         for each in self.events:
             if each.event == event:
                 return each
-        raise InvalidOption("event", f"an event that some {self.label} source brings", event)
+        raise InvalidOption("event", f"an event that a {self.label} source delivers", event)
 
     def policy(self) -> RetryPolicy:
         """The same policy object on every transport."""
@@ -288,7 +288,7 @@ class BullMQ(Binding[E]):
         require("worker_options", isinstance(self.worker_options, Mapping), "a mapping", self.worker_options)
         for name, instead in (("concurrency", "concurrency"), ("limit", "rate_limit")):
             taken = name in self.worker_options
-            require("worker_options", not taken, f"no {name!r}: `{instead}` of the binding says it", name)
+            require("worker_options", not taken, f"no {name!r}: `{instead}` of the binding sets it", name)
         backoff = self.default_job_options.backoff
         # Node workers that share the queue know no other kind.
         kind_fits = backoff.kind in ("fixed", "exponential")

@@ -80,7 +80,7 @@ def make_edit(
     _check_identity(before, made, tenant_id)
     old, new = payload_fingerprint(before), payload_fingerprint(made)
     if old == new:
-        raise InvalidOption("data", "another payload than the stored one; redrive sends that as it is", old)
+        raise InvalidOption("data", "a payload that differs from the stored one; redrive sends the stored one", old)
     paths = [scrub(path)[:_LONGEST_PATH] for path in islice(_differences(before, made, ""), _MOST_PATHS)]
     return Edit(data=made, before=old, after=new, changed=tuple(paths), why=scrub(why))
 
@@ -130,10 +130,10 @@ def _check_identity(before: Any, after: Any, tenant_id: str | None) -> None:
         for place in ("", "payload"):
             old, new = _member(before, place, name), _member(after, place, name)
             if old is not None and new != old:
-                raise InvalidOption(name, f"{old!r} as it was: an edit does not give work to somebody else", new)
+                raise InvalidOption(name, f"{old!r} as it was: an edit cannot move work to another tenant", new)
             is_foreign = name == "tenantId" and new is not None and tenant_id is not None and new != tenant_id
             if is_foreign:
-                raise InvalidOption(name, f"{tenant_id!r}, whose work it is", new)
+                raise InvalidOption(name, f"{tenant_id!r}, the tenant of this work", new)
 
 
 def _member(data: Any, place: str, name: str) -> Any:

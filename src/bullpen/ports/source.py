@@ -97,7 +97,7 @@ class EventMetadata:
     def from_wire(cls, stored: Any) -> EventMetadata:
         """Read the stored form. Raises UnreadableEvent that names what is missing or wrong."""
         if not isinstance(stored, Mapping):
-            raise UnreadableEvent("the event's metadata is no JSON object; it must carry correlationId and source")
+            raise UnreadableEvent("the event's metadata is not a JSON object; it needs correlationId and source")
         missing = [name for name in ("correlationId", "source", "occurredAt") if not stored.get(name)]
         if missing:
             raise UnreadableEvent(f"the event's metadata lacks {', '.join(missing)}")
@@ -151,7 +151,7 @@ class SourceEvent:
 
     @cached_property
     def data(self) -> Any:
-        """The content. Raises UnreadableEvent when it is no JSON."""
+        """The content. Raises UnreadableEvent when it is not JSON."""
         return _decode(self.data_bytes, "data")
 
     @cached_property
@@ -161,7 +161,7 @@ class SourceEvent:
 
     @cached_property
     def raw_metadata(self) -> Any:
-        """The metadata as it is stored, whatever it holds. Raises UnreadableEvent when it is no JSON."""
+        """The metadata as it is stored, whatever it holds. Raises UnreadableEvent when it is not JSON."""
         return _decode(self.metadata_bytes, "metadata") if self.metadata_bytes else {}
 
 
@@ -169,7 +169,7 @@ def _decode(content: bytes, what: str) -> Any:
     try:
         return json.decode(content)
     except ValueError as error:
-        raise UnreadableEvent(f"the event's {what} is no JSON: {error}") from error
+        raise UnreadableEvent(f"the event's {what} is not JSON: {error}") from error
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class EventFilter:
         require("prefixes", not (self.prefixes and self.regex), "prefixes or a regex, not both", self.prefixes)
         given = isinstance(self.prefixes, tuple)
         fits = given and all(isinstance(each, str) and each and not each.startswith("$") for each in self.prefixes)
-        require("prefixes", fits, "beginnings of event types, such as 'payment.'", self.prefixes)
+        require("prefixes", fits, "prefixes of event types, such as 'payment.'", self.prefixes)
         if self.regex is not None:
             try:
                 re.compile(self.regex)

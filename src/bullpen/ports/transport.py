@@ -44,7 +44,7 @@ class Tries:
     """How often one event is tried, when that differs from the consumer's policy."""
 
     attempts: int
-    """All tries, the first included."""
+    """Number of attempts, the first included."""
     backoff: Backoff | CustomBackoff | None
     """Pause between them; None is "at once"."""
 

@@ -259,7 +259,7 @@ class Adder:
         """Send this job with the next call. The future tells what became of it."""
         if self._buffered >= self._max_buffered:
             raise QueueFull(
-                f"queue {self._keys.name!r}: {self._max_buffered} adds wait for the server already; "
+                f"queue {self._keys.name!r}: {self._max_buffered} adds already wait for the server; "
                 "await some of them first",
                 queue=self._keys.name,
             )

@@ -237,7 +237,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [keys.base])
 
     async def resume(self) -> None:
-        """Let workers take again."""
+        """Resume the queue: workers take jobs again."""
         keys = self._keys
         names = [keys.meta, keys.wait, keys.paused, keys.prioritized, keys.events]
         while await self._ready().evaluate("resume", names, [keys.base]):

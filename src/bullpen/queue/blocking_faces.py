@@ -32,7 +32,7 @@ from bullpen.queue.job import Added, BlockedBy, DataT_co, Progress
 from bullpen.queue.job import Job as AsyncJob
 from bullpen.queue.lanes import LaneInfo, LaneSettings, Nothing, Rate
 from bullpen.queue.lanes import Lanes as AsyncLanes
-from bullpen.queue.locate import Place
+from bullpen.queue.locate import JobPosition
 from bullpen.queue.maintain import _PER_STEP
 from bullpen.queue.payloads import PayloadReport, SweepReport
 from bullpen.queue.schedulers import DeclaredScheduler, Reconciled
@@ -871,7 +871,7 @@ class QueueFace:
         """Ids of jobs that no state lists, among the first `count` jobs that a scan meets. Changes nothing."""
         return self._run(self._inner.find_orphans(count=count))
 
-    def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, Place]:
+    def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, JobPosition]:
         """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
 
         A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
@@ -1136,7 +1136,7 @@ class QueueFace:
         self._run(self._inner.pause())
 
     def resume(self) -> None:
-        """Let workers take again."""
+        """Resume the queue: workers take jobs again."""
         self._run(self._inner.resume())
 
     def set_pause_layout(self, layout: Literal["list", "field"] | None) -> None:

@@ -211,7 +211,11 @@ class Browsing(QueuePart):
                 for raw, name, is_there in zip(ids, names, there, strict=True):
                     if name is None or name[0] is None:
                         why = (
-                            "its key is no hash" if name is None else "its hash has no name" if is_there else "no hash"
+                            "its key is not a hash"
+                            if name is None
+                            else "its hash has no name"
+                            if is_there
+                            else "no hash"
                         )
                         found[raw.decode("utf-8", "replace")] = why
         return {job_id: why for job_id, why in found.items() if not job_id.startswith("0:")}  # a marker of old clients

@@ -61,5 +61,5 @@ def read_reply(queue: str, job_id: str, reply: int, *, was_repeated: bool) -> Ca
         raise JobNotFound(queue, job_id)
     why = "has finished already"
     if reply == _CURRENT_ITERATION:
-        why = "was made last by a job scheduler, which would stop without it; remove the scheduler"
+        why = "is the next job of a job scheduler, which would stop without it; remove the scheduler"
     raise JobStateConflict(f"job {job_id!r} of queue {queue!r} {why}", queue=queue, job_id=job_id)

@@ -88,7 +88,7 @@ class JobChanges:
         if reply == _LOCKED:
             self._refuse(job_id, "is running, or one of the jobs it waits for is")
         if reply == _CURRENT_ITERATION:
-            self._refuse(job_id, "was made last by a job scheduler, which would stop without it")
+            self._refuse(job_id, "is the next job of a job scheduler, which would stop without it")
         if reply == _TOO_LARGE:
             return await self._remove_tree(job_id)
         return bool(reply) or was_repeated
@@ -114,7 +114,7 @@ class JobChanges:
             if reply == 1 or was_repeated:
                 below += children
             if reply == _LOCKED:
-                self._refuse(job_id, f"was removed, but not {key!r} below it, which began to run")
+                self._refuse(job_id, f"was removed, but not its child {key!r}, which began to run")
         return removed
 
     def _must_be_done(self, reply: int, job_id: str, otherwise: str) -> None:

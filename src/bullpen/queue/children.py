@@ -17,7 +17,7 @@ _SCAN_COUNT: Final = 1_000
 _TOO_LARGE: Final = -20
 
 
-class Server(Protocol):
+class ScriptRunner(Protocol):
     """Send a script or a command, again if its reply is lost."""
 
     async def evaluate(self, script: str, keys: list[str], args: list[Any]) -> Any: ...
@@ -92,14 +92,14 @@ def text(raw: bytes) -> str:
 
 
 def _json_or(raw: bytes) -> Any:
-    """The value; text that is no JSON as it stands: other clients may have written it."""
+    """The value; text that is not JSON as it stands: other clients may have written it."""
     try:
         return json.decode(raw)
     except NotJson:
         return raw.decode("utf-8", "replace")
 
 
-async def read_part(server: Server, job_key: str, kind: str) -> list[bytes]:
+async def read_part(server: ScriptRunner, job_key: str, kind: str) -> list[bytes]:
     """All children of one kind, as they are stored, in steps."""
     part, found, cursor = PARTS[kind], list[bytes](), b"0"
     while True:
@@ -109,7 +109,7 @@ async def read_part(server: Server, job_key: str, kind: str) -> list[bytes]:
             return found
 
 
-async def children_of(actions: Server, job_key: str, *, most: int | None = None) -> AsyncIterator[str]:
+async def children_of(actions: ScriptRunner, job_key: str, *, most: int | None = None) -> AsyncIterator[str]:
     """Keys of all children of a job, whatever became of them; of each kind at most so many."""
     for part in PARTS.values():
         cursor, left = b"0", most
@@ -123,7 +123,7 @@ async def children_of(actions: Server, job_key: str, *, most: int | None = None)
                 break
 
 
-async def remove_pending_children(server: Server, parent_key: str, *, clock_offset_ms: int = 0) -> int:
+async def remove_pending_children(server: ScriptRunner, parent_key: str, *, clock_offset_ms: int = 0) -> int:
     """Delete the pending children with all below them; one that runs, failed, or has such below it, stays."""
     removed, cursor = 0, b"0"
     while True:
@@ -134,7 +134,7 @@ async def remove_pending_children(server: Server, parent_key: str, *, clock_offs
             return removed
 
 
-async def split_key(server: Server, key: str) -> tuple[str, str]:
+async def split_key(server: ScriptRunner, key: str) -> tuple[str, str]:
     """Base and id of a job's key. An id has one part or three, and a prefix may have colons too: where both are
     possible, the queue that exists decides."""
     head, _, last = key.rpartition(":")
@@ -144,14 +144,14 @@ async def split_key(server: Server, key: str) -> tuple[str, str]:
     return f"{head}:", last
 
 
-async def _is_queue(server: Server, base: str) -> bool:
+async def _is_queue(server: ScriptRunner, base: str) -> bool:
     try:
         return bool(await server.command("EXISTS", f"{base}:meta"))
     except ServerRefused:  # one of somebody whose keys we may not read
         return False
 
 
-async def _remove_child(server: Server, key: str, parent_key: str, clock_offset_ms: int) -> int:
+async def _remove_child(server: ScriptRunner, key: str, parent_key: str, clock_offset_ms: int) -> int:
     base, child_id = await split_key(server, key)
     arguments = [base, clock_offset_ms, child_id]
     reply = await server.evaluate("remove", [key], [*arguments, "1", "1", parent_key])

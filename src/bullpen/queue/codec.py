@@ -139,7 +139,7 @@ class Codec:
             return self._keys.decrypt(key_id, box, associated_data(kind, key_id, envelope.queue))
         except WrongTag:
             raise PayloadTampered(
-                what, f"it was not sealed with key {key_id!r} for {envelope.queue!r}, or it was changed since"
+                what, f"it was not sealed with key {key_id!r} for {envelope.queue!r}, or it was changed later"
             ) from None
 
 
@@ -156,7 +156,7 @@ def check_codec(given: Any) -> Codec | None:
 
 
 def _unknown_key(what: str, envelope: Envelope, known: tuple[str, ...]) -> PayloadUnavailable:
-    has = f"the codec here has {', '.join(known)}" if known else "there is no codec with keys here"
+    has = f"this codec has {', '.join(known)}" if known else "no codec with keys is configured here"
     return PayloadUnavailable(
         what, f"{envelope}; {has}. Give queues and workers a codec with that key", key_id=envelope.key_id
     )
@@ -168,8 +168,8 @@ def no_codec(record: JobRecord, queue: str) -> PayloadUnavailable:
     try:
         envelope = Envelope.parse(record.raw_data)
     except NoEnvelope as error:
-        return PayloadUnavailable(what, f"it is sealed, there is no codec here, and {error}")
-    return PayloadUnavailable(what, f"{envelope}; there is no codec here: pass codec=", key_id=envelope.key_id)
+        return PayloadUnavailable(what, f"it is sealed, no codec is configured here, and {error}")
+    return PayloadUnavailable(what, f"{envelope}; no codec is configured here: pass codec=", key_id=envelope.key_id)
 
 
 def owner_commands(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
@@ -242,7 +242,7 @@ class Sealer:
 
     def _accept_plain(self, what: str) -> None:
         if self.codec.refuse_plain:
-            raise PayloadTampered(what, "its data is not encrypted, and the codec here refuses that")
+            raise PayloadTampered(what, "its data is not encrypted, and this codec refuses that")
 
     def _check(self, stored: bytes, what: str, child_key: str | None = None) -> Envelope:
         try:
@@ -261,12 +261,12 @@ class Sealer:
     async def _fetch(self, envelope: Envelope, what: str) -> bytes:
         codec, ref = self.codec, envelope.ref or ""
         if codec.store is None:
-            raise PayloadUnavailable(what, f"{envelope}; the codec here has no store", key_id=envelope.key_id)
+            raise PayloadUnavailable(what, f"{envelope}; this codec has no store", key_id=envelope.key_id)
         if envelope.key_id is not None and envelope.key_id not in codec.key_ids:
             raise _unknown_key(what, envelope, codec.key_ids)  # before the store is asked for something useless
         # A nonce and a tag come on top.
         if envelope.size > codec.max_bytes + 28:
-            raise PayloadTampered(what, f"{envelope}; max_bytes of the codec here is {codec.max_bytes}")
+            raise PayloadTampered(what, f"{envelope}; max_bytes of this codec is {codec.max_bytes}")
         try:
             box = await codec.store.get(ref, max_bytes=envelope.size)
         except PayloadTooLarge:
@@ -276,7 +276,7 @@ class Sealer:
         if box is None:
             raise PayloadMissing(what, ref)
         if len(box) != envelope.size or await _apart(len(box), _sha256, box) != envelope.sha256:
-            raise PayloadTampered(what, f"the object {ref!r} is not the one that was stored")
+            raise PayloadTampered(what, f"the object {ref!r} is not the object that was stored")
         return box
 
     # ---- return values: encrypted, never moved away; their copies in events and parents outlive the job ----------
@@ -303,7 +303,7 @@ class Sealer:
         what = f"return value of {child_key or f'a job of queue {self._name!r}'}"
         envelope = self._check(stored, what, child_key)
         if envelope.box is None:
-            raise PayloadTampered(what, "return values are never in an object store")
+            raise PayloadTampered(what, "return values are never kept in an object store")
         return self.codec.decrypt(envelope, envelope.box, "result", what)
 
 

@@ -109,7 +109,7 @@ def read_sync_policy(replies: list[Any]) -> tuple[dict[str, str], str]:
 def answers_early(info: dict[str, str], policy: str) -> InvalidOption:
     expected = (
         f"a server with `appendfsync always` for level fsync: this {_product(info)} (`appendfsync {policy}`) "
-        "answers WAITAOF before a disk could have the job"
+        "answers WAITAOF before the disk can have stored the job"
     )
     return InvalidOption("durability", expected, "fsync")
 

@@ -274,7 +274,7 @@ class QueueEvents:
     def _loss(self) -> EventsLost:
         return EventsLost(
             f"events of queue {self._keys.name!r} were trimmed before they were read; "
-            "the stream is too short for this reader. Iterate again to go on",
+            "the stream is too short for this reader. Iterate again to continue",
             queue=self._keys.name,
         )
 

@@ -180,10 +180,10 @@ def _pack_node(
     given = cast("NewJobArguments", dict(node.options))
     require("deduplication", given.get("deduplication") is None, "none in a flow", given.get("deduplication"))
     require("replace_finished", not given.get("replace_finished"), "none in a flow", given.get("replace_finished"))
-    require("at", not (node.children and given.get("at")), "a delay, which begins when the children are done", node)
+    require("at", not (node.children and given.get("at")), "a delay, which starts when the children are done", node)
     given["job_id"] = given.get("job_id") or random_id()
     if parent is not None:
-        require("parent", given.get("parent") is None, "none inside of a flow", given.get("parent"))
+        require("parent", given.get("parent") is None, "none inside a flow", given.get("parent"))
         given["parent"] = JobKey(parent.packed.job_id, parent.keys.base[:-1])
     return FlowEntry(own, pack_job(node.name, node.data, own_defaults, given), place, bool(node.children))
 
@@ -191,7 +191,7 @@ def _pack_node(
 def _place_of(node: Flow, above: QueueKeys, keys: QueueKeys, defaults: JobOptions) -> tuple[QueueKeys, JobOptions]:
     """The queue of a node and its default options."""
     if node.queue is not None and not isinstance(node.queue, str):
-        require("prefix", node.prefix is None, "none beside a Queue, which has its own", node.prefix)
+        require("prefix", node.prefix is None, "none together with a Queue, which has its own", node.prefix)
         return node.queue.keys, node.queue.defaults
     if node.queue is None and node.prefix is None:
         own = above

@@ -27,7 +27,7 @@ _MOST_DROPPED: Final = 10
 _DROPPED: Final = {
     "gone": "no job has this id; it was deleted by hand or evicted",
     "name": "its hash has no name, so no client can run it; the hash is left as it is",
-    "type": "its key is no hash, so it is no job; the key is left as it is",
+    "type": "its key is not a hash, so it is no job; the key is left as it is",
 }
 
 
@@ -94,7 +94,7 @@ class JobLogs:
 
     def stalled(self, job_id: str, name: str) -> None:
         logger.warning(
-            "job %r (%s) of queue %r stalled and is back in line; its worker died or lost its lock",
+            "job %r (%s) of queue %r stalled and was returned to the queue; its worker died or lost its lock",
             *(job_id, name, self._queue),
             extra={"jobId": job_id, "jobName": name, "queue": self._queue},
         )
@@ -107,16 +107,16 @@ class JobLogs:
             self._dropped += 1
             if self._dropped > _MOST_DROPPED:
                 continue
-            rest = "; more of them within this minute are not logged" if self._dropped == _MOST_DROPPED else ""
+            rest = "; further ones within this minute are not logged" if self._dropped == _MOST_DROPPED else ""
             logger.error(
-                "id %r was dropped from the line of queue %r: %s%s",
+                "id %r was dropped from queue %r: %s%s",
                 *(job_id, self._queue, _DROPPED.get(why, why), rest),
                 extra={"jobId": job_id, "queue": self._queue},
             )
 
     def suspect(self, job: Job) -> None:
         logger.warning(
-            "job %r (%s) of queue %r stalled %d times and may have killed its workers; it runs alone now",
+            "job %r (%s) of queue %r stalled %d times and may have killed its workers; from now on it runs alone",
             *(job.id, job.name, self._queue, job.stalled_count),
             extra={**job.log_fields(), "stalledCount": job.stalled_count},
         )

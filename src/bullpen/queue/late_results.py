@@ -53,8 +53,8 @@ def _explain(found: Circumstances) -> str:
         case JobState.COMPLETED | JobState.FAILED:
             return f"it is {found.state.value} by now; ask again"
     workers = {
-        None: "whether a worker is connected cannot be told (CLIENT LIST is forbidden)",
-        True: "a worker is connected; the job goes on, ask again later",
+        None: "it is unknown whether a worker is connected (CLIENT LIST is forbidden)",
+        True: "a worker is connected; the job continues, ask again later",
         False: "no worker is connected to this queue; start one",
     }[found.has_worker]
     if found.is_paused and found.state is not JobState.ACTIVE:

@@ -8,12 +8,14 @@ number of workers may do it. Elsewhere: our own obliterate, which deletes all of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError
 from bullpen.queue.actions import QueueActions
 from bullpen.queue.base import literally
+from bullpen.queue.idling import until_worth_looking
 from bullpen.wire.keys import LANE_KEYS, QueueKeys
 
 logger = get_logger("bullpen.worker")
@@ -26,19 +28,21 @@ _SCAN_COUNT: Final = 1_000
 class Leftovers:
     """What the lanes of one queue leave behind."""
 
-    def __init__(self, actions: QueueActions, keys: QueueKeys) -> None:
-        self._actions, self._keys = actions, keys
+    def __init__(self, actions: QueueActions, keys: QueueKeys, settled: Callable[[], int]) -> None:
+        """`settled`: how often this worker has settled jobs. While it does not, no lanes can have come."""
+        self._actions, self._keys, self._settled = actions, keys, settled
         self._had_lanes = False
 
     async def run(self) -> None:
         """Look now and then until cancelled. What fails is tried again; in the end the keys expire."""
         await asyncio.sleep(_FIRST_AFTER_S)
         while True:
+            settled = self._settled()
             try:
                 await self._look()
             except BullpenError as error:
-                logger.debug("queue %r: keys of lanes that are gone were not looked for: %s", self._keys.name, error)
-            await asyncio.sleep(_EVERY_S)
+                logger.debug("queue %r: keys of removed lanes could not be searched for: %s", self._keys.name, error)
+            await until_worth_looking(self._settled, -1 if self._had_lanes else settled, _EVERY_S)
 
     async def _look(self) -> None:
         if await self._actions.command("HEXISTS", self._keys.meta, "bplanes"):

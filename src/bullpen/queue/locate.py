@@ -12,14 +12,14 @@ from bullpen.queue.base import QueuePart
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord, read_int, read_score
 
-__all__ = ["Locating", "Place"]
+__all__ = ["JobPosition", "Locating"]
 
 _SCORE_PER_MS: Final = 4_096
 COUNTED: Final = 100_000
 """Places of a list that are looked through for a job."""
 
 
-class Place(TypedDict):
+class JobPosition(TypedDict):
     """The numbers around a job."""
 
     is_paused: bool
@@ -42,7 +42,7 @@ class Place(TypedDict):
 class Locating(QueuePart):
     """Where jobs of a `Queue` stand."""
 
-    async def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, Place]:
+    async def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, JobPosition]:
         """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
 
         A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
@@ -90,7 +90,7 @@ class Locating(QueuePart):
             state,
             None if found is None else found[1],
             now_ms,
-            Place(
+            JobPosition(
                 is_paused=meta[0] is not None,
                 lock_ms=lock_ms if lock_ms >= 0 else None,
                 due_ms=None if score is None else read_score(score) // _SCORE_PER_MS,

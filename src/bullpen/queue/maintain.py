@@ -237,7 +237,7 @@ class Maintenance(QueuePart):
                 [keys.base, self._clock_offset_ms, "1" if force else "", count],
             )
             if reply in (_NOT_PAUSED, _HAS_ACTIVE):
-                why = "was resumed by somebody meanwhile" if reply == _NOT_PAUSED else "has running jobs"
+                why = "was resumed in the meantime" if reply == _NOT_PAUSED else "has running jobs"
                 raise JobStateConflict(
                     f"queue {keys.name!r} {why}, so it was not obliterated; wait for them, or use force=True",
                     queue=keys.name,

@@ -94,9 +94,9 @@ async def remove_orphans(
         except LineMoved:
             if attempt == _ATTEMPTS:
                 raise JobStateConflict(
-                    f"queue {keys.name!r}: {court.deleted} orphans were removed, but {len(suspects)} jobs that nothing "
-                    "seems to list were left: its lines moved too much to be sure; run it again when the queue is "
-                    "quieter, or after resuming it if an older client has paused it",
+                    f"queue {keys.name!r}: {court.deleted} orphans were removed, but {len(suspects)} jobs that seem "
+                    "to be in no state were kept: the queue changed too much to be sure; run it again when the queue "
+                    "is less busy, or resume the queue first if an older client paused it",
                     queue=keys.name,
                 ) from None
     # After the jobs: their logs and deduplication ids are gone with them, and what is left has no job.

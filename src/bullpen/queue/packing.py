@@ -7,7 +7,7 @@ Elsewhere: sending them (`add`, `bullpen.sync`), the script itself (`bullpen.wir
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from operator import itemgetter
@@ -16,12 +16,14 @@ from typing import Any, Final, NamedTuple
 from bullpen import _version
 from bullpen._kernel import json, tracing
 from bullpen._kernel.duration import to_ms
+from bullpen._kernel.ids import check_job_id
 from bullpen._kernel.tuples import maker
 from bullpen.errors import BullpenError, InvalidOption, JobNotFound, JobStateConflict, LaneFull, ServerRefused, require
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.queue.job import Added, BlockedBy, NewJob
 from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
+from bullpen.wire.option_forms import form_of
 from bullpen.wire.options import JobOptions, make_options
 from bullpen.wire.records import JobRecord, LateRecord, check_job_name
 from bullpen.wire.scripts import SCRIPTS
@@ -44,9 +46,14 @@ class PackedJob(NamedTuple):
     options_json: bytes
     place: str
     options: JobOptions
+    """Those that the job shares with others: without its own id and delay."""
+
+    @property
+    def delay_ms(self) -> int:
+        return int(self.place.split(" ", 2)[1]) if self.place else 0
 
 
-_NAME, _DATA, _OPTIONS_JSON, _OPTIONS = itemgetter(1), itemgetter(2), itemgetter(3), itemgetter(5)
+_NAME, _DATA, _OPTIONS_JSON = itemgetter(1), itemgetter(2), itemgetter(3)
 _new_packed = maker(PackedJob)
 
 
@@ -67,7 +74,7 @@ def refusal(why: bytes, job: PackedJob, queue: str) -> BullpenError:
     if not why.removeprefix(b"-").isdigit():
         which = f"the job {job.job_id!r}" if job.job_id else f"a job {job.name!r}"
         reason = why.decode("utf-8", "replace")
-        return ServerRefused(f"{which} of queue {queue!r} was not stored: {reason}. Look at the key with TYPE")
+        return ServerRefused(f"{which} of queue {queue!r} was not stored: {reason}. Check the key with TYPE")
     code = int(why)
     if code == _LANE_FULL and job.options.lane is not None:
         return LaneFull(queue, job.options.lane, job.job_id or None)
@@ -152,7 +159,7 @@ def stored_fields(job: PackedJob, now: bytes) -> dict[bytes, bytes]:
         b"data": job.data,
         b"opts": job.options_json,
         b"timestamp": b"%d" % (options.timestamp_ms or now_ms),
-        b"delay": b"%d" % (options.delay_ms if at_ms is None else max(0, at_ms - now_ms)),
+        b"delay": b"%d" % (job.delay_ms if at_ms is None else max(0, at_ms - now_ms)),
         b"priority": b"%d" % options.wire_priority,
     }
 
@@ -161,26 +168,40 @@ def pack_job(
     name: str, data: Any, defaults: JobOptions, given: NewJobArguments, limit_bytes: int = json.MAX_PAYLOAD_BYTES
 ) -> PackedJob:
     """Check and encode one job. Uses up `given`. Raises InvalidOption, NotJson or PayloadTooLarge."""
-    options, place = defaults, defaults.place
+    job_id, options, options_json, place = "", defaults, defaults.wire_json, defaults.place
     if given or tracing.tracer is not None:
-        options, place = _own_options(defaults, given)
-    raw, options_json = json.encode({} if data is None else data), options.wire_json
+        job_id, options, options_json, place = _own_options(defaults, given)
+    raw = json.encode({} if data is None else data)
     if len(raw) + len(options_json) > limit_bytes:
         json.check_payload_size(len(raw), len(options_json), limit_bytes=limit_bytes)
-    return _new_packed((options.job_id or "", check_job_name(name), raw, options_json, place, options))
+    return _new_packed((job_id, check_job_name(name), raw, options_json, place, options))
 
 
-def _own_options(defaults: JobOptions, given: NewJobArguments) -> tuple[JobOptions, str]:
-    replaces = given.pop("replace_finished", False)
+def _own_options(defaults: JobOptions, given: NewJobArguments) -> tuple[str, JobOptions, bytes, str]:
+    """Its id, the options that it shares with others, their JSON and place."""
     if tracing.tracer is not None and "tm" not in given and (context := tracing.as_text(tracing.carrier())):
         given["tm"] = context
-    rest: Mapping[str, Any] = given
-    options = make_options(defaults, **rest) if rest else defaults
-    if not replaces:
-        return options, options.place
-    require("replace_finished", replaces is True, "True or False", replaces)
-    require("replace_finished", options.job_id is not None, "a job_id whose place is taken", replaces)
-    return options, options.place_of(replaces=True)
+    replaces = given.pop("replace_finished", False)
+    job_id, delay = given.pop("job_id", None), given.pop("delay", None)
+    form = None if replaces else form_of(defaults, given)
+    if form is None or (delay is not None and form.options.at is not None):
+        return _rare_options(make_options(defaults, job_id=job_id, delay=delay, **given), replaces=replaces)
+    options = form.options
+    if job_id is not None:
+        check_job_id(job_id)
+    elif delay is None:
+        return "", options, options.wire_json, options.place
+    delay_ms = options.delay_ms if delay is None else to_ms("delay", delay)
+    return job_id or "", options, *form.write(delay_ms, job_id)
+
+
+def _rare_options(options: JobOptions, *, replaces: object) -> tuple[str, JobOptions, bytes, str]:
+    place = options.place
+    if replaces:
+        require("replace_finished", replaces is True, "True or False", replaces)
+        require("replace_finished", options.job_id is not None, "a job_id that is not in use", replaces)
+        place = options.place_of(replaces=True)
+    return options.job_id or "", options, options.wire_json, place
 
 
 def pack_jobs(
@@ -264,8 +285,8 @@ def command_for_one(
 def _differ_in_data_alone(jobs: Sequence[PackedJob]) -> bool:
     if jobs[0].job_id:
         return False
-    # By identity: options are made once for all jobs that say nothing of their own, and to compare them takes longer.
-    return len(jobs) == 1 or (len(set(map(_NAME, jobs))) == 1 and len(set(map(id, map(_OPTIONS, jobs)))) == 1)
+    # By identity: options are written once for all jobs that share them, and to compare them takes longer.
+    return len(jobs) == 1 or (len(set(map(_NAME, jobs))) == 1 and len(set(map(id, map(_OPTIONS_JSON, jobs)))) == 1)
 
 
 def read_add_deadline(given: int | timedelta | None) -> float | None:

@@ -78,5 +78,5 @@ def lines_of(keys: QueueKeys, state: JobState) -> tuple[ListLine | ScoreLine, ..
         case JobState.ACTIVE:
             return (ListLine(keys.active),)
         case _:
-            require("state", state is not JobState.UNKNOWN, "a state that jobs are in", state)
+            require("state", state is not JobState.UNKNOWN, "a state that jobs can have", state)
             return (ScoreLine(getattr(keys, state.name.lower())),)

@@ -284,7 +284,7 @@ class ResultListener:
         for job_id, futures in self._waits.items():
             for future in futures:
                 if not future.done():
-                    why = f"queue {self._keys.name!r} was closed while the result of job {job_id!r} was waited for"
+                    why = f"queue {self._keys.name!r} was closed before the result of job {job_id!r} came"
                     future.set_exception(QueueClosed(why, queue=self._keys.name, job_id=job_id))
 
     async def _begin(self) -> bool:

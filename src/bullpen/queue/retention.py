@@ -9,12 +9,14 @@ somebody named (`bullpen.worker.exchange`, `bullpen.wire.lua`, lib/retention).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from bullpen._kernel.keep import KeepJobs
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import BullpenError, ConnectionLost
 from bullpen.queue.actions import QueueActions
+from bullpen.queue.idling import until_worth_looking
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED
 
@@ -35,8 +37,11 @@ class Retirement:
         completed: bool,
         failed: bool,
         clock_offset_ms: int,
+        settled: Callable[[], int],
     ) -> None:
+        """`settled`: how often this worker has settled jobs. While it does not, it looks more seldom."""
         self._actions = actions
+        self._settled = settled
         self._keys = keys
         self._completed, self._failed = completed, failed
         self._clock_offset_ms = clock_offset_ms
@@ -47,6 +52,7 @@ class Retirement:
         """Look now and then until cancelled. A fault is logged when it begins, not each time."""
         await asyncio.sleep(_FIRST_AFTER_S)
         while True:
+            settled = self._settled()
             try:
                 if self._completed:
                     await self._retire(self._keys.completed, "removeOnComplete", DEFAULT_KEEP_COMPLETED)
@@ -59,7 +65,7 @@ class Retirement:
                 if not self._is_faulty:
                     logger.error("queue %r: finished jobs cannot be removed: %s", self._keys.name, error)
                 self._is_faulty = True
-            await asyncio.sleep(_EVERY_S)
+            await until_worth_looking(self._settled, settled, _EVERY_S)
 
     async def _retire(self, key: str, option: str, keep: KeepJobs, needs_letters: str = "") -> None:
         assert keep.age_s is not None

@@ -88,7 +88,7 @@ class Upsert:
         """`after_ms`: a time that a stored job has already. Raises InvalidOption when there is none left."""
         schedule = self.schedule
         if schedule.end_ms is not None and schedule.end_ms <= now_ms:
-            raise InvalidOption("end", "an instant to come", schedule.end_ms)
+            raise InvalidOption("end", "a time in the future", schedule.end_ms)
         first_ms = schedule.first_ms(self.id, now_ms, after_ms=after_ms)
         fields = {**schedule.fields, "name": self._name, "opts": json.encode_checked(self._opts)}
         return [
@@ -107,8 +107,8 @@ class Upsert:
 
     def refuse(self, taken_ms: int) -> JobStateConflict:
         return JobStateConflict(
-            f"scheduler {self.id!r} of queue {self._keys.name!r}: its next {MOST_TRIES} times belong to jobs that are "
-            "stored already; remove them, or use another id",
+            f"scheduler {self.id!r} of queue {self._keys.name!r}: its next {MOST_TRIES} times belong to jobs that "
+            "exist already; remove them, or use another id",
             queue=self._keys.name,
             job_id=f"repeat:{self.id}:{taken_ms}",
         )
@@ -118,7 +118,7 @@ def split_options(options: Mapping[str, Any], defaults: JobOptions) -> tuple[Sch
     """The rule, and the options of the jobs. Raises InvalidOption."""
     for name in _PER_JOB:
         if options.get(name) is not None:
-            raise InvalidOption(name, "an option of one job, not of all that a scheduler makes", options[name])
+            raise InvalidOption(name, "an option of a single job, not of a scheduler", options[name])
     rule = {name: value for name, value in options.items() if name in SCHEDULE_NAMES}
     rest = {name: value for name, value in options.items() if name not in SCHEDULE_NAMES}
     return make_schedule(rule), make_options(defaults, **rest)
@@ -282,14 +282,15 @@ class Scheduling(QueuePart):
         if found.is_paused:
             raise self._conflict(found, "is paused; resume it first")
         if (ended := await self.why_ended(found)) is not None:
-            raise self._conflict(found, f"has ended ({ended}) and fires no more; upsert it again where it is made")
+            raise self._conflict(found, f"has ended ({ended}); upsert it again in the program that makes it")
         keys, job_id = self._keys, found.job_id
         reply, was_repeated = await self._ready().evaluate_noting_repeats(
             "promote", [keys.job(job_id), keys.delayed], [keys.base, job_id]
         )
         if reply == -1:
             raise self._conflict(
-                found, "has no job in line: it has ended, or its chain was cut; upsert it again where it is made"
+                found,
+                "has no next job: it has ended, or that job was deleted; upsert it again in the program that makes it",
             )
         if reply == -3 and not was_repeated:
             raise JobStateConflict(
@@ -336,7 +337,8 @@ class Scheduling(QueuePart):
             if reply in (1, 2):
                 return bool(reply == 1)
         raise JobStateConflict(
-            f"scheduler {scheduler_id!r} of queue {keys.name!r} is changed again and again; try later", queue=keys.name
+            f"scheduler {scheduler_id!r} of queue {keys.name!r} is being changed all the time; try later",
+            queue=keys.name,
         )
 
     async def why_ended(self, record: SchedulerRecord) -> str | None:

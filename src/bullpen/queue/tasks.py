@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -199,7 +199,7 @@ class Task(Generic[P, R]):
         """All tasks of the queue; a child process of a worker finds them here."""
         given: Mapping[str, Any] = options
         if "job_id" in given:
-            raise InvalidOption("job_id", "an option of one job; use task.options(job_id=...)", given["job_id"])
+            raise InvalidOption("job_id", "an option of a single job; use task.options(job_id=...)", given["job_id"])
         rule = {option: options.pop(option) for option in SCHEDULE_NAMES if option in options}  # type: ignore[misc]
         self._add_deadline: int | timedelta | None = options.pop("add_deadline", None)
         read_add_deadline(self._add_deadline)
@@ -230,7 +230,7 @@ class Task(Generic[P, R]):
         """Checked where the task stands: a mistake must not wait for the first start of a worker."""
         missing = [name for name, one in self._signature.parameters.items() if one.default is inspect.Parameter.empty]
         if missing:
-            expected = "parameters with defaults, since nobody gives a scheduled run its arguments"
+            expected = "parameters with defaults, because a scheduled run has no other arguments"
             raise InvalidOption(f"task {self.name!r}", expected, ", ".join(missing))
         held = {name: value for name, value in self._options.items() if name not in ("durability", "replace_finished")}
         if self._lane_of is not None:
@@ -283,12 +283,17 @@ class Task(Generic[P, R]):
         """Store one run. Wrong arguments raise before anything is sent, as a call of the function would."""
         data, options = self._pack_run(args, kwargs)
         job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **options)
+        if self.handlers.after_add is not None:
+            await self.handlers.after_add()
         return TaskJob(self, job)
 
     def add_sync(self, *args: P.args, **kwargs: P.kwargs) -> sync.Job:
         """As `add`, for code without an event loop: blocks until the run is stored."""
         data, options = self._pack_run(args, kwargs)
-        return self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
+        job = self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
+        if self.handlers.after_add_sync is not None:
+            self.handlers.after_add_sync()
+        return job
 
     async def add_in_transaction(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
         """Store one run if and only if the caller's open transaction commits; the app's outbox adds it to the queue.
@@ -343,6 +348,8 @@ class Task(Generic[P, R]):
             # One call of the queue has one level; usually all jobs have the same.
             plain = [job for _, job in jobs]
             added += await queue.add_many(plain, durability=level, add_deadline=self._add_deadline)
+        if self.handlers.after_add is not None:
+            await self.handlers.after_add()
         return [TaskJob(self, job) for job in added]
 
     async def map(
@@ -492,6 +499,9 @@ class TaskSet:
         self.queue = queue
         self._tasks: dict[str, Task[..., Any]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self.after_add: Callable[[], Awaitable[None]] | None = None
+        self.after_add_sync: Callable[[], None] | None = None
+        """Called when runs were stored; tests then run them."""
 
     def add(self, task: Task[..., Any]) -> None:
         """Let the worker run this task too."""
@@ -561,7 +571,9 @@ async def _results_for(job: Job) -> dict[str, Any] | None:
     if headers.get(_MANY):
         return {into: in_order}
     if len(in_order) != 1:
-        raise PermanentError(f"job {job.id!r} has {len(in_order)} results of the step before, and needs one")
+        raise PermanentError(
+            f"job {job.id!r} has {len(in_order)} results of the previous step, but exactly one is needed"
+        )
     return {into: in_order[0]}
 
 

@@ -87,7 +87,7 @@ def acl_rule(
     queues = check_texts("queues", queues)
     for option, name in (("prefix", prefix), *(("queues", name) for name in queues)):
         # A rule is words: what follows a blank would be a rule of its own, such as `nopass`.
-        require(option, name.isprintable() and len(f"x{name}x".split()) == 1, "a name without blanks", name)
+        require(option, name.isprintable() and len(f"x{name}x".split()) == 1, "a name without spaces", name)
     keys = [QueueKeys(prefix, name) for name in queues]
     names = [name for queue in keys for name in (queue.base, QueueKeys(prefix, queue.dead_letter_name()).base)]
     patterns = [f"~{_literal(base)}*" for base in names or [f"{prefix}:"]]

@@ -158,9 +158,9 @@ def _asked(password: Callable[[], str]) -> str:
     if failure is not None:
         # Raised here and not above: what the error says, and what it came from, may be the password itself.
         why = f"{type(failure).__name__}: {scrub(str(failure))}" if str(failure) else type(failure).__name__
-        raise NoPassword(f"the password could not be asked for: {why}") from showable(failure)
+        raise NoPassword(f"the function for the password failed: {why}") from showable(failure)
     if not isinstance(given, str):
-        raise NoPassword(f"the function for the password gave {type(given).__name__}, not text")
+        raise NoPassword(f"the function for the password returned {type(given).__name__}, not text")
     return given
 
 
@@ -316,6 +316,6 @@ def _tls_context(query: Mapping[str, str]) -> ssl.SSLContext:
         try:
             context.load_cert_chain(query["cert"], query.get("key"))
         except OSError as error:
-            expected = f"cert=<file> and key=<file> that belong together ({error.strerror or error})"
+            expected = f"cert=<file> and key=<file> that match each other ({error.strerror or error})"
             raise InvalidOption("connection", expected, query["cert"]) from error
     return context

@@ -47,6 +47,8 @@ class BlockingWire:
     def __init__(self, endpoint: Endpoint, *, connect_timeout_s: float, command_timeout_s: float) -> None:
         """Connect and introduce ourselves. Raises ConnectionLost or ServerRefused."""
         self.endpoint = endpoint
+        self.changed_at = -math.inf
+        """When the server last did something here that changes data, noted by who wants to know."""
         self._sentinels: PrimaryWatch | None = None
         self._reader = new_reader()
         self._socket = _connect(endpoint, connect_timeout_s)

@@ -184,7 +184,7 @@ def outcome_unknown(queue: str, deadline_s: float, job_id: str | None = None) ->
     if job_id:
         text = f"{why}; look up job {job_id!r} before adding it again"
     else:
-        text = f"{why}; it may be stored. Give jobs a `job_id`: then adding one again stores nothing twice"
+        text = f"{why}; it may be stored. Give jobs a `job_id`: then repeating an add is safe"
     return OutcomeUnknown(text, queue=queue, job_id=job_id or None)
 
 

@@ -106,7 +106,7 @@ _Answer = tuple[ServerVerdict, str]
 def _judge_version(info: dict[str, str]) -> _Answer:
     name, version, text = _version(info)
     if not version:
-        return ServerVerdict.CANNOT_TELL, "the server does not tell its version (INFO)"
+        return ServerVerdict.CANNOT_TELL, "the server does not report its version (INFO)"
     # Valkey tells which Redis it is compatible with; that is what our scripts need to know.
     if _numbers(info.get("redis_version", ""))[:2] < OLDEST_REDIS:
         return ServerVerdict.REFUSED, f"{name} {text} is too old; bullpen needs Redis 6.2 or newer, or any Valkey"
@@ -116,22 +116,22 @@ def _judge_version(info: dict[str, str]) -> _Answer:
 def _judge_scripts(info: dict[str, str]) -> _Answer:
     name, version, text = _version(info)
     if not version:
-        return ServerVerdict.CANNOT_TELL, "the server does not tell its version (INFO)"
+        return ServerVerdict.CANNOT_TELL, "the server does not report its version (INFO)"
     closed = _SCRIPT_HOLE_CLOSED[name]
     line = version[:2]
     if line > max(closed) or (line in closed and version[2:3] >= (closed[line],)):
-        return ServerVerdict.GOOD, "no known way out of the script sandbox"
+        return ServerVerdict.GOOD, "no known hole in the script sandbox"
     safe = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in sorted(closed.items()))
     return ServerVerdict.WARNING, (
-        f"{name} {text} has a known hole: whoever may run scripts may take over the server (CVE-2025-49844). "
-        f"Upgrade (first fixed releases: {safe}), unless your distribution has mended its package"
+        f"{name} {text} has a known hole: a user who may run scripts can take over the server (CVE-2025-49844). "
+        f"Upgrade (first fixed releases: {safe}), unless your distribution has patched its package"
     )
 
 
 def _judge_eviction(info: dict[str, str]) -> _Answer:
     policy = info.get("maxmemory_policy")
     if policy is None:
-        return ServerVerdict.CANNOT_TELL, "the server does not tell its eviction policy (INFO)"
+        return ServerVerdict.CANNOT_TELL, "the server does not report its eviction policy (INFO)"
     if policy == "noeviction":
         return ServerVerdict.GOOD, "nothing is evicted (noeviction)"
     return ServerVerdict.WARNING, (
@@ -146,7 +146,7 @@ def _judge_persistence(info: dict[str, str], save: str | None) -> _Answer:
     if save:
         return ServerVerdict.GOOD, f"snapshots are on (save {save}); jobs since the last one are lost in a crash"
     if save is None or "aof_enabled" not in info:
-        return ServerVerdict.CANNOT_TELL, "the server does not tell whether it keeps data on disk (CONFIG GET save)"
+        return ServerVerdict.CANNOT_TELL, "the server does not report whether it keeps data on disk (CONFIG GET save)"
     return ServerVerdict.WARNING, (
         "neither append-only file nor snapshots are on: a restart of the server loses all jobs. Set `appendonly yes`"
     )
@@ -161,27 +161,27 @@ def judge_replicas(info: dict[str, str], least: Any, *, expects_some: bool) -> _
         if not expects_some:
             return None
         return ServerVerdict.WARNING, (
-            "no replica is connected: when this server dies, nobody can take over, and level replicated(n) is never "
-            "reached. Start one, or look why it lost its primary"
+            "no replica is connected: when this server dies, no other server can take over, and level replicated(n) "
+            "is never reached. Start one, or check why it lost its primary"
         )
     level = f"Durability.replicated({count})"
     wanted = int(least[1]) if isinstance(least, list) and len(least) == 2 else 0
     if 0 < wanted < count:
         return ServerVerdict.WARNING, (
-            f"min-replicas-to-write is {wanted} and there are {count} replicas: what only {wanted} of them has is lost "
-            f"when another is promoted. Add with `{level}` what must outlive a failover"
+            f"min-replicas-to-write is {wanted} and there are {count} replicas: data that only {wanted} of them has "
+            f"is lost when another is promoted. Add with `{level}` data that must survive a failover"
         )
-    return ServerVerdict.GOOD, f"{count} connected; what is added with {level} outlives a failover to any of them"
+    return ServerVerdict.GOOD, f"{count} connected; jobs added with {level} survive a failover to any of them"
 
 
 def _judge_clock(skew_ms: int | None) -> _Answer:
     if skew_ms is None:
-        return ServerVerdict.CANNOT_TELL, "the server does not tell its time (TIME)"
+        return ServerVerdict.CANNOT_TELL, "the server does not report its time (TIME)"
     if abs(skew_ms) <= LARGE_SKEW_MS:
         return ServerVerdict.GOOD, "the clocks agree"
     return ServerVerdict.WARNING, (
         f"the server's clock is {abs(skew_ms) / 1000:.1f} s {'ahead of' if skew_ms > 0 else 'behind'} this machine's. "
-        "Jobs follow the server's; instants that you compute here will not match. Run NTP on both"
+        "Jobs follow the server's; times that you compute here will differ. Run NTP on both"
     )
 
 

@@ -436,6 +436,18 @@ class Connection:
     def shared_door(self, key: str | None = None) -> Door:
         """The one door for short commands that all queues of this connection use in the running loop; on a cluster,
         all queues in the slot of `key`. There all doors to one node share a wire."""
+        door = self._common_door(key)
+        door.is_kept = True
+        return door
+
+    def lease_door(self, key: str) -> Door:
+        """A door for the short commands of one worker, for it to close. All workers and queues of this connection share
+        its wire; on a cluster, where a queue moves by itself, those of one node do."""
+        if self.is_cluster:
+            return Door(self, key=key, purpose="jobs")
+        return LeasedDoor(self._common_door(key))
+
+    def _common_door(self, key: str | None) -> Door:
         loop = asyncio.get_running_loop()
         for stale in [known for known in self._shared if known[0].is_closed()]:
             del self._shared[stale]
@@ -483,11 +495,22 @@ class Connection:
             return reason_of(error)
         return None
 
+    def redirect(self, url: str) -> None:
+        """Go to another server from now on, without the log-in that was given. For tests: whoever shares this
+        connection is led to a server of the test's own, and never to the one that the program names."""
+        self._address, self._find_url, self._directory, self.revive = parse_url(url), None, None, None
+        self._shards, self.clock = [], ServerClock()
+        for known in (self._met, self.let_us_in, self.true_waits):
+            known.clear()
+
     async def aclose(self) -> None:
-        """Close the shared doors of the running loop. Queues and workers close their own."""
+        """Close the shared doors of the running loop, those that workers use when the last of them closes."""
         loop = asyncio.get_running_loop()
         for where in [known for known in self._shared if known[0] is loop]:
-            self._shared.pop(where).close()
+            door = self._shared.pop(where)
+            door.is_kept = False
+            if not door.leases:
+                door.close()
         if loop in self._watches:
             await self._watches.pop(loop).aclose()
 
@@ -606,6 +629,10 @@ class Door:
         sent. They have no name there."""
         self.connection = connection
         self.closed = False
+        self.leases = 0
+        """Workers that use it."""
+        self.is_kept = False
+        """It stays open without them, for the queues of its connection."""
         self._client_name = client_name
         self._key = key
         self._always_at = at
@@ -632,7 +659,7 @@ class Door:
     async def wire(self) -> Wire:
         """The open wire, connecting if need be. Raises ConnectionLost at once when that fails."""
         if self.closed:
-            raise ConnectionLost("this connection was closed by us")
+            raise ConnectionLost("this connection was closed by this process")
         if self._wire is not None and not self._wire.broken:
             return self._wire
         async with self._opening:
@@ -667,7 +694,7 @@ class Door:
                 raise
             if self.closed:
                 wire.close()
-                raise ConnectionLost("this connection was closed by us")
+                raise ConnectionLost("this connection was closed by this process")
             self._wire = wire
             self._was_in = True
             self._failures = 0
@@ -852,3 +879,51 @@ class Door:
         if self._lost_at is not None:
             note_back(self._lost_at, str(wire.endpoint), asked_at)
             self._lost_at = None
+
+
+class LeasedDoor(Door):
+    """A door that others use too: whoever closes it ends what he sends, and the last who does closes the wire. Two
+    hundred workers of a process need two hundred wires for their blocked reads, but one for everything else."""
+
+    def __init__(self, door: Door) -> None:  # no other state than this: the door's own is shared
+        self.connection, self.closed = door.connection, False
+        self._shared = door
+        door.leases += 1
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self._shared.endpoint
+
+    @property
+    def is_lost(self) -> bool:
+        return self._shared.is_lost
+
+    @property
+    def open_wire(self) -> Wire | None:
+        wire = self._shared._wire
+        return None if self.closed or wire is None or wire.broken else wire
+
+    async def wire(self) -> Wire:
+        if self.closed:
+            raise ConnectionLost("this connection was closed by us")
+        return await self._shared.wire()
+
+    def reconnect_wait_s(self) -> float:
+        return self._shared.reconnect_wait_s()
+
+    def break_wire(self, why: str) -> None:
+        self._shared.break_wire(why)
+
+    def refusal(self, error: BaseException, wire: Wire) -> Exception:
+        return self._shared.refusal(error, wire)
+
+    async def script_refusal(self, error: BaseException, wire: Wire) -> Exception:
+        return await self._shared.script_refusal(error, wire)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._shared.leases -= 1
+        if not (self._shared.leases or self._shared.is_kept):
+            self._shared.close()

@@ -89,7 +89,7 @@ class Directory:
             answer = Answer(_slots(self.address, asked, replies[0]))
             self._known = tuple(dict.fromkeys((asked, *(shard.primary for shard in answer.shards))))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise ServerRefused(f"{asked} gave an answer that cannot be read: {str(replies)[:200]}") from error
+            raise ServerRefused(f"{asked} sent an answer that cannot be read: {str(replies)[:200]}") from error
         return answer
 
     def decide(self, answers: list[Answer]) -> list[Shard]:
@@ -113,7 +113,7 @@ class Directory:
         reasons = list(reasons)
         text = "; ".join(f"{asked}: {reason}" for asked, reason in reasons)
         kind = ServerRefused if all(isinstance(reason, ServerRefused) for _, reason in reasons) else ConnectionLost
-        return kind(f"{self.address}: nobody tells where the primary is ({text})")
+        return kind(f"{self.address}: no sentinel knows the primary ({text})")
 
 
 def pick(shards: list[Shard], key: str | None) -> Endpoint:
@@ -124,7 +124,7 @@ def pick(shards: list[Shard], key: str | None) -> Endpoint:
     for shard in shards:
         if shard.first <= wanted <= shard.last:
             return shard.primary
-    raise ServerUnavailable(f"slot {wanted} of the cluster is served by nobody now")
+    raise ServerUnavailable(f"slot {wanted} of the cluster is served by no node now")
 
 
 def _watched(address: SentinelAddress, named: Any, told: Any) -> Answer:
@@ -154,5 +154,5 @@ def _slots(address: ClusterAddress, asked: Endpoint, reply: list[Any]) -> list[S
         # Nodes that do not know their own name let the client use the one it came by.
         shards.append(Shard(first, last, address.node.at(host if host not in ("", "?") else asked.host, primary[1])))
     if not shards:
-        raise ServerUnavailable(f"{asked} knows of no slots; the cluster is not set up")
+        raise ServerUnavailable(f"{asked} knows no slots; the cluster is not set up")
     return shards

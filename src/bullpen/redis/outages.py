@@ -106,7 +106,7 @@ def note_lost(who: object, where: str, reason: object, at: float, since: float |
     if summary is not None:
         logger.warning("connection to %s is unstable: lost %d more times in %.0f s", where, *summary)
     if is_to_be_told:
-        logger.warning("connection to %s lost (%s); trying again until it is back", where, reason)
+        logger.warning("connection to %s lost (%s); reconnecting until it works", where, reason)
     if not is_known:
         telemetry.emit("connection.lost", endpoint=where)
 
@@ -118,7 +118,7 @@ def note_refused(where: str, error: ServerRefused) -> None:
         is_new = outage.refused_with != str(error)
         outage.refused_with = str(error)
     if is_new:
-        logger.error("%s does not let us in (%s); trying again", where, error)
+        logger.error("%s refused the login (%s); trying again", where, error)
 
 
 def note_back(where: str, endpoint: str, asked_at: float | None = None) -> None:
@@ -142,7 +142,9 @@ def note_back(where: str, endpoint: str, asked_at: float | None = None) -> None:
     if is_to_be_watched:
         _wait_for_calm(where, _QUIET_S)
     if is_told:
-        logger.warning("connection to %s is back after %s%.1f s", endpoint, "" if was_asked else "at least ", away_s)
+        logger.warning(
+            "connection to %s works again after %s%.1f s", endpoint, "" if was_asked else "at least ", away_s
+        )
     telemetry.emit("connection.back", endpoint=endpoint, away_ms=int(away_s * 1000))
 
 
@@ -165,7 +167,7 @@ def _sum_up_when_calm(where: str) -> None:
         _wait_for_calm(where, left_s)
     elif counted:
         logger.warning(
-            "connection to %s was unstable: lost %d more times in %.0f s, calm since", where, counted, lasted_s
+            "connection to %s was unstable: lost %d more times in %.0f s, stable since", where, counted, lasted_s
         )
 
 

@@ -116,9 +116,9 @@ def translate(error: BaseException) -> Exception:
     """Map an error reply to our own error. The server's text is kept."""
     text = _WRAPPED_BY_SCRIPT.sub("", str(error))
     if text.startswith(_TRANSIENT):
-        return ServerUnavailable(f"the server cannot serve now: {text}")
+        return ServerUnavailable(f"the server cannot serve commands now: {text}")
     if text.startswith("OOM") or "OOM command not allowed" in text:
-        return OutOfMemory(f"the server is out of memory and took nothing: {text}")
+        return OutOfMemory(f"the server is out of memory and stored nothing: {text}")
     if text.startswith("MOVED "):
         return ServerRefused(
             f"the server is part of a cluster, give its address as redis+cluster://… and its queues {ONE_SLOT}: {text}"

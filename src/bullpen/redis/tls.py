@@ -26,13 +26,11 @@ def untrusted(endpoint: Endpoint, error: ssl.SSLCertVerificationError) -> Server
     match error.verify_code:
         case code if code in (_EXPIRED, _NOT_YET_VALID):
             when = "it has expired" if code == _EXPIRED else "it is not valid yet"
-            text += f"{when}; the server needs a new one, or a clock is wrong"
+            text += f"{when}; renew it on the server, or correct the clock"
         case code if code in (_NAME, _ADDRESS):
-            text += (
-                f"it is for another name ({error.verify_message}); connect by a name that it has, or with ?verify=ca"
-            )
+            text += f"it is for another name ({error.verify_message}); connect with a name in it, or with ?verify=ca"
         case _:
-            text += f"{error.verify_message}; name its authority with ?ca=<file>"
+            text += f"{error.verify_message}; name its certificate authority with ?ca=<file>"
     return ServerRefused(text)
 
 
@@ -69,11 +67,11 @@ def _complaint(endpoint: Endpoint, reason: str) -> ServerRefused | None:
         return None
     said = reason.partition("ALERT_")[2].replace("_", " ").lower()
     if "required" in said or "handshake failure" in said:
-        return ServerRefused(f"{endpoint} asks for our certificate, and got none: ?cert=<file>&key=<file> ({said})")
+        return ServerRefused(f"{endpoint} requires a client certificate: set ?cert=<file>&key=<file> ({said})")
     if "expired" in said:
-        return ServerRefused(f"{endpoint} does not take our certificate, because it has expired: renew ?cert=<file>")
+        return ServerRefused(f"{endpoint} refused the client certificate because it has expired: renew ?cert=<file>")
     return ServerRefused(
-        f"{endpoint} does not take our certificate ({said}): ?cert=<file> must be signed by an authority that the "
+        f"{endpoint} refused the client certificate ({said}): ?cert=<file> must be signed by an authority that the "
         "server trusts"
     )
 
@@ -87,7 +85,7 @@ def _speaks_tls(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
         except ssl.SSLError as error:
             if "ALERT" not in (error.reason or ""):
                 return None
-    return ServerRefused(f"{endpoint} speaks TLS only, and we do not: rediss:// instead of redis://, or tls=True")
+    return ServerRefused(f"{endpoint} requires TLS: use rediss:// instead of redis://, or tls=True")
 
 
 def _speaks_plainly(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
@@ -95,4 +93,4 @@ def _speaks_plainly(endpoint: Endpoint, within_s: float) -> ServerRefused | None
         plain.sendall(b"PING\r\n")
         if plain.recv(1) not in (b"+", b"-"):
             return None
-    return ServerRefused(f"{endpoint} does not speak TLS, and we do: redis:// instead of rediss://, without tls=")
+    return ServerRefused(f"{endpoint} does not use TLS: use redis:// instead of rediss://, without tls=")

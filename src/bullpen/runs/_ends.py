@@ -70,6 +70,6 @@ class RunEnds:
                         for ended in self._waiting[run_id]:
                             ended.set()
         except BullpenError as error:
-            logger.warning("ends of runs are looked for in the ledger alone: %s", error)
+            logger.warning("ends of runs are found only by polling the ledger: %s", error)
         finally:
             self._is_listening.set()

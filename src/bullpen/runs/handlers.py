@@ -194,7 +194,7 @@ class Routes:
             wanted = queue_for(name) if queue is None else queue
             known = self._by_name.get(name)
             others = {each.queue.name: each for each in self._by_name.values() if each.name != name}
-            require("queue", wanted not in others, "a queue that no other handler of this app has", wanted)
+            require("queue", wanted not in others, "a queue that no other handler of this app uses", wanted)
             letters = {f"{each}{_LETTERS}" for each in (*others, wanted)}
             require("queue", wanted not in letters, "no dead-letter queue", wanted)
             require("handler", known is None or known.queue.name == wanted, "one queue for a name", name)

@@ -102,5 +102,5 @@ class RunMaintenance(BaseService):
         reason = job.failed_reason or "unknown error"
         message = failure_message(job.attempts_made, reason)
         await self._ledger.transactions.run(row.tenant_id, lambda runs: fail_run(runs, row.id, Take.of(job), message))
-        log(logging.ERROR, f"Run {row.id} had failed unnoticed and is FAILED now", job_id=row.id, run_id=row.id,
-            tenant_id=row.tenant_id, error=message, attemptsMade=job.attempts_made)  # fmt: skip
+        log(logging.ERROR, f"Run {row.id} had failed without being recorded and is FAILED now", job_id=row.id,
+            run_id=row.id, tenant_id=row.tenant_id, error=message, attemptsMade=job.attempts_made)  # fmt: skip

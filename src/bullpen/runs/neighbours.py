@@ -35,12 +35,12 @@ class Neighbours:
             found = await self._queue.note_user(_KIND, own, unless_new=unless_new)
         except BullpenError as error:
             # It is a hint: whoever needs the server notices by himself that it is away.
-            text = "Which other ledgers use the queue of runs could not be found out"
+            text = "Could not find out which other ledgers use the queue of runs"
             log(logging.INFO, text, error=summary(str(error)))
             return
         others = [one for one in found if one not in self._told]
         self._told.update(others)
         if others:
             log(logging.WARNING, f"Queue {self._queue.name!r} has runs of ledger {own} and, within a day, of "
-                f"{', '.join(others)}: each is left to its own application, but late, and dead letters are mixed. Give "
+                f"{', '.join(others)}. Each run reaches its own application late, and dead letters are mixed. Give "
                 "each application a prefix of its own (BULLPEN_PREFIX)", operation="RUNS_SHARED")  # fmt: skip

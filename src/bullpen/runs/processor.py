@@ -155,7 +155,9 @@ def decide(row: RunRow, take: Take) -> SkipRun | Begin:
         return SkipRun(f"Run {row.id} is already {row.status.value}, its job is skipped", f"SKIPPED_{row.status.value}")
     if is_known_job and take.fence <= row.job_fence:
         # A worker that slept between taking the job and asking: a later take has the run.
-        return SkipRun(f"Run {row.id} was begun by a later take of its job, this one is skipped", "SKIPPED_LATE")
+        return SkipRun(
+            f"Run {row.id} was started by a later attempt of its job; this attempt is skipped", "SKIPPED_LATE"
+        )
     return Begin(is_recovery=row.status is RunStatus.RUNNING)
 
 
@@ -259,7 +261,7 @@ class RunProcessor:
         try:
             run_id, tenant_id = self._identify(job)
         except (PermanentError, UnknownRun):
-            self._log_failure(job, reason, made, note="it names no run of its own; only its dead letter tells of it")
+            self._log_failure(job, reason, made, note="it names no run of its own; only its dead letter records it")
             return
         self._log_failure(job, reason, made)
 
@@ -343,7 +345,7 @@ class RunProcessor:
             begun = await self._transactions.run_locking(tenant_id, begin)
         except DatabaseUnavailable as error:
             self._abandon_probe()
-            raise DelayJob(_DATABASE_RETRY_MS, "the database is away") from error
+            raise DelayJob(_DATABASE_RETRY_MS, "the database does not answer") from error
         except InsufficientCredits as error:
             raise PermanentError(str(error)) from error
         except ForeignRun as error:
@@ -354,7 +356,7 @@ class RunProcessor:
             self._abandon_probe()
             level = logging.DEBUG if error.handler in self._others else logging.WARNING
             self._others.add(error.handler)
-            self._log(level, f"Run {job.id} is for handler {error.handler!r}, not for {self._name!r}: it goes back",
+            self._log(level, f"Run {job.id} is for handler {error.handler!r}, not for {self._name!r}: it is returned",
                       job, tenant_id=tenant_id, operation="RUN_OTHER_HANDLER")  # fmt: skip
             raise
         if begun is None:
@@ -422,7 +424,7 @@ class RunProcessor:
             await self._transactions.run(run.tenant_id, note)
         except (LedgerError, OSError) as lost:
             # The handler's error matters more. The run stays RUNNING, and the next attempt takes it over.
-            self._log(logging.ERROR, f"A failed attempt of run {run.id} could not be written down", job,
+            self._log(logging.ERROR, f"A failed attempt of run {run.id} could not be stored", job,
                       tenant_id=run.tenant_id, error=summary(str(lost)))  # fmt: skip
 
     async def _give_back(self, run: Run, job: Job) -> None:
@@ -435,7 +437,7 @@ class RunProcessor:
                 await asyncio.shield(giving)
                 return
         giving.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._log(logging.WARNING, f"Run {run.id} could not be given back; it is taken over later", job,
+        self._log(logging.WARNING, f"Run {run.id} could not be given back; another worker takes it over later", job,
                   tenant_id=run.tenant_id)  # fmt: skip
 
     async def _explain(self, run: Run, job: Job, interruption: RunInterrupted) -> dict[str, str]:
@@ -449,7 +451,7 @@ class RunProcessor:
 
     def _wait_for_breaker(self) -> None:
         if self._breaker is not None and (wait_ms := self._breaker.ask()):
-            raise RateLimited(wait_ms, "the execution engine is down; nothing is taken until it may work again")
+            raise RateLimited(wait_ms, "the execution engine is down; no run is taken until it may work again")
 
     def _abandon_probe(self) -> None:
         if self._breaker is not None:
@@ -480,7 +482,7 @@ class RunProcessor:
         telemetry.emit("runs.foreign", job_id=job.id, tenant_id=tenant_id, ledger_id=error.ledger_id)
         level = logging.DEBUG if error.ledger_id in self._foreign else logging.WARNING
         self._foreign.add(error.ledger_id)
-        self._log(level, f"Run {job.id} is of ledger {error.ledger_id}, which is not ours: it goes back for a worker "
+        self._log(level, f"Run {job.id} is of ledger {error.ledger_id}, which is not ours: it is returned for a worker "
                   "of its own application", job, tenant_id=tenant_id, operation="RUN_FOREIGN")  # fmt: skip
 
     def _log_failure(self, job: Job, reason: str, attempts: int, note: str = "") -> None:

@@ -68,4 +68,4 @@ class ProviderLimits:
             return
         wait_ms = await self._queue.take_turn(name, most=provider.rate_limit_rpm)
         if wait_ms:
-            raise DelayJob(wait_ms, f"provider {name!r} has had its {provider.rate_limit_rpm} calls of this minute")
+            raise DelayJob(wait_ms, f"provider {name!r} has used its {provider.rate_limit_rpm} calls of this minute")

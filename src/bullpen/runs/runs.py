@@ -159,7 +159,7 @@ class Runs:
         """What the worker of a handler calls for each job."""
         route = self.routes.get(name)
         if name is not None and name not in self._handlers:
-            raise NotConfigured(f"handler {name!r} of runs is declared here and runs elsewhere")
+            raise NotConfigured(f"handler {name!r} of runs is only declared here; it runs in another process")
         return self._processor(route, self._handlers.get(name, placeholder))
 
     def _processor(self, route: RunRoute, function: RunHandler) -> RunProcessor:
@@ -205,7 +205,7 @@ class Runs:
         """Something to run that finds runs without a job and failures that nobody noticed. Needs to see all tenants."""
         if self.ledger.database.tenant_required:
             raise UnsafeDatabaseRole(
-                "maintenance of runs looks at all tenants: run it in a process with the service role"
+                "maintenance of runs covers all tenants: run it in a process with the service role"
             )
         return RunMaintenance(
             self.ledger,
@@ -234,7 +234,7 @@ class RunWorker(BaseService):
         """Raise what keeps this process from running runs: tables, role, row-level security, size of the pool."""
         if self._ledger.roles is not None and self._ledger.duty != "worker":
             raise UnsafeDatabaseRole(
-                "workers of runs see one tenant at a time and move its runs along: give them the worker role "
+                "workers of runs see one tenant at a time and change its runs: give them the worker role "
                 "(BULLPEN_DATABASE_DUTY=worker)"
             )
         if not self._ledger.database.is_postgres:

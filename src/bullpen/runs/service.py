@@ -293,7 +293,7 @@ class RunService:
 
     async def retry(self, tenant_id: str, run_id: str, *, actor: str) -> RunRow:
         """Send a FAILED run back: QUEUED, its cost reserved again, its job in line with id and key kept, its dead
-        letter gone. Steps that are done stay done.
+        letter gone. Finished steps are not repeated.
 
         Raises RowNotFound, RowStateConflict unless it is FAILED, InsufficientCredits. Should this process die half way,
         maintenance gives the run its job.
@@ -356,7 +356,7 @@ class RunService:
                     return
             await queue.note_cancelled(row.id)  # no event tells of the end of this run
         except BullpenError as error:
-            log(logging.INFO, f"The job of cancelled run {row.id} was left where it is", job_id=row.id, run_id=row.id,
+            log(logging.INFO, f"The job of cancelled run {row.id} was not removed", job_id=row.id, run_id=row.id,
                 tenant_id=row.tenant_id, error=summary(str(error)))  # fmt: skip
 
     # ---- dead letters -------------------------------------------------------------------------------------------

@@ -134,8 +134,8 @@ class Run:
         left = self._row.cost - self._spent
         if price > left and not self.is_test_run:
             raise PermanentError(
-                f"step {step!r} has the price {price}, and of the cost of the run, {self._row.cost}, {left} are left: "
-                "submit runs with a cost that is the sum of their steps"
+                f"step {step!r} has the price {price}, but only {left} of the run's cost {self._row.cost} are left: "
+                "submit runs with the sum of the prices of their steps"
             )
         self._spent += price
 
@@ -152,7 +152,7 @@ class Run:
                 if holder == self.job.token:
                     return
                 if holder is not None:
-                    raise RunInterrupted(f"step {step!r} of run {self.id} was not begun: another worker has its job")
+                    raise RunInterrupted(f"step {step!r} of run {self.id} was not started: another worker has its job")
             await asyncio.sleep(_FIRST_PAUSE_S)
 
     async def progress(self, value: int | float | str | bool | dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ class Run:
         When there is no room the run goes back to the queue until there is; no attempt is counted.
         """
         if self._providers is None:
-            raise InvalidOption("provider", "one that is configured", name)
+            raise InvalidOption("provider", "a configured provider", name)
         async with self._providers.call(name):
             yield
 
@@ -195,7 +195,7 @@ class Run:
                 return await run(self.tenant_id, fn)
             except DatabaseUnavailable as error:
                 if not await patience.pause():
-                    raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database is away") from error
+                    raise DelayJob(int(_LONGEST_PAUSE_S * 1000), "the database does not answer") from error
 
 
 def _check_step(name: str, work: object) -> None:

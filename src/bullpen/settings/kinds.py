@@ -43,13 +43,13 @@ NAME = OptionKind(
 )
 _is_amqp = re.compile(r"amqps?://[^\x00-\x20,]+(?:\s*,\s*amqps?://[^\x00-\x20,]+)*").fullmatch
 AMQP = OptionKind(
-    "an address that starts with amqp:// or amqps://, or several with commas between them",
+    "an address that starts with amqp:// or amqps://, or several separated by commas",
     lambda value: isinstance(value, str) and _is_amqp(value) is not None,
     str.strip,
     show_address,
 )
 BROKERS = OptionKind(
-    "host:port, or several with commas between them",
+    "host:port, or several separated by commas",
     lambda value: isinstance(value, str) and re.fullmatch(r"[^\s,]+(?:\s*,\s*[^\s,]+)*", value) is not None,
     str.strip,
 )
@@ -61,7 +61,7 @@ EVENT_STORE = OptionKind(
     show_address,
 )
 PREFIXES = OptionKind(
-    "the beginning of event types, such as 'payment.', or several with commas between them",
+    "a prefix of event types, such as 'payment.', or several separated by commas",
     lambda value: (
         isinstance(value, str) and re.fullmatch(r"\s*[^\s,$][^\s,]*(?:\s*,\s*[^\s,$][^\s,]*)*\s*", value) is not None
     ),
@@ -136,7 +136,7 @@ def _is_prefix(value: object) -> bool:
 
 _is_key_list = re.compile(r"\s*[\w.-]+:[A-Za-z0-9+/]{43}=\s*(?:,\s*[\w.-]+:[A-Za-z0-9+/]{43}=\s*)*").fullmatch
 KEYS = OptionKind(
-    "id:key, or several with commas between them, each key 32 bytes as base64",
+    "id:key, or several separated by commas, each key 32 bytes as base64",
     lambda value: isinstance(value, str) and _is_key_list(value) is not None,
     str.strip,
     lambda _: "***",

@@ -287,7 +287,7 @@ class RabbitMQSettings:
     """The broker of scheduled messages, and what it is told to make."""
 
     url: str = option("amqp://guest:guest@localhost:5672", AMQP, general="RABBITMQ_URL", secret=True)
-    """Address of the broker; of a cluster the addresses of all nodes, with commas between them."""
+    """Address of the broker; of a cluster the addresses of all nodes, separated by commas."""
     queue_name: str = option("birthday.messages.queue", AMQP_NAME, general="RABBITMQ_QUEUE_NAME")
     dlq_name: str = option("birthday.messages.dlq", AMQP_NAME, general="RABBITMQ_DLQ_NAME")
     """Queue of the messages that failed finally."""
@@ -311,7 +311,7 @@ class EventSettings:
     connection_string: str | None = option(None, EVENT_STORE, general="ESDB_CONNECTION_STRING", secret=True)
     """KurrentDB or EventStoreDB. None: the ledger's own table of events."""
     subscription_prefix: str | None = option(None, PREFIXES, general="ESDB_SUBSCRIPTION_PREFIX")
-    """Beginnings of the event types that are wanted, with commas between them. None: all."""
+    """Beginnings of the event types that are wanted, separated by commas. None: all."""
     subscription_group: str | None = option(None, GROUP, variable="BULLPEN_SUBSCRIPTION_GROUP")
     """Persistent subscription of the event store to read instead of keeping a checkpoint. None: keep one."""
 
@@ -369,7 +369,7 @@ class DashboardSettings:
     access: DashboardAccess = option("none", choice(DashboardAccess))
     """`none` is for addresses of the own machine only."""
     token: str | None = option(None, SECRET, secret=True)
-    """With `token`: what lets in. At least 22 characters by chance; one is made at the start unless given."""
+    """With `token`: what lets in. At least 22 random characters; one is made at the start unless given."""
     passwords: Path | None = option(None, FILE)
     """With `passwords`: the file that `bullpen dashboard --add-user NAME` makes."""
     proxies: str | None = option(None, WORDS)

@@ -148,7 +148,7 @@ def find_file(start: Path, names: Mapping[str, list[str]]) -> _File | None:
     user of the machine could have written what is found. `names` are the keys of each section."""
     for directory in (start, *start.parents):
         if (reason := distrust_directory(directory)) is not None:
-            _logger.warning("no settings are read from %s or above: it %s", directory, reason)
+            _logger.warning("settings in and above %s are ignored: it %s", directory, reason)
             return None
         own, project = directory / "bullpen.toml", directory / "pyproject.toml"
         try:
@@ -169,7 +169,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
         raw = read_trusted(path)
         return None if raw is None else _parsed(raw)
     except Distrusted as reason:
-        _logger.warning("no settings are read from %s: it %s", path, reason)
+        _logger.warning("settings in %s are ignored: it %s", path, reason)
         raise
     except (OSError, ValueError) as error:  # no permission; no UTF-8, no TOML
         raise InvalidOption(str(path), "a readable TOML file", str(error)) from error

@@ -134,18 +134,18 @@ def check_queue(
     then accepted (the next stalled check will mark it), and only what a second and third look confirm is reported,
     because the structures are read one after the other. `at_rest=True` demands that nothing is active at all.
     """
-    found = _Look(client, prefix, name, in_flight=in_flight, at_rest=at_rest).violations()
+    found = _QueueReading(client, prefix, name, in_flight=in_flight, at_rest=at_rest).violations()
     for _ in range(2 if in_flight else 0):
         if not found:
             break
         time.sleep(0.05)
-        again = set(_Look(client, prefix, name, in_flight=True, at_rest=at_rest).violations())
+        again = set(_QueueReading(client, prefix, name, in_flight=True, at_rest=at_rest).violations())
         found = [violation for violation in found if violation in again]
     return found
 
 
 @dataclass
-class _Look:
+class _QueueReading:
     """One reading of a queue: everything is fetched first and judged afterwards."""
 
     client: redis.Redis

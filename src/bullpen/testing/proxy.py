@@ -336,8 +336,8 @@ class _Link:
             # Whatever goes wrong in here, foreign protocols included, ends this one connection and nothing else.
             with contextlib.suppress(ExceptionGroup):
                 async with asyncio.TaskGroup() as tasks:
-                    to_server = _Line(self._proxy, "requests", server_writer)
-                    to_client = _Line(self._proxy, "replies", self._client_writer)
+                    to_server = _Direction(self._proxy, "requests", server_writer)
+                    to_client = _Direction(self._proxy, "replies", self._client_writer)
                     tasks.create_task(self._read_requests(to_server))
                     tasks.create_task(self._read_replies(server_reader, to_client))
                     tasks.create_task(self._send(to_server))
@@ -352,7 +352,7 @@ class _Link:
         await self._broken.wait()
         raise _LinkEnded
 
-    async def _read_requests(self, line: _Line) -> None:
+    async def _read_requests(self, line: _Direction) -> None:
         framer, counters = RespFramer(), self._proxy._counters
         while data := await self._client_reader.read(_CHUNK_BYTES):
             for request in framer.feed(data):
@@ -368,7 +368,7 @@ class _Link:
         # The client has gone; nobody waits for what the server may still say.
         raise _LinkEnded
 
-    async def _read_replies(self, reader: asyncio.StreamReader, line: _Line) -> None:
+    async def _read_replies(self, reader: asyncio.StreamReader, line: _Direction) -> None:
         framer, counters = RespFramer(), self._proxy._counters
         while data := await reader.read(_CHUNK_BYTES):
             for reply in framer.feed(data):
@@ -385,7 +385,7 @@ class _Link:
                 await line.put(reply)
         await line.put(_End())
 
-    async def _send(self, line: _Line) -> None:
+    async def _send(self, line: _Direction) -> None:
         async for item in line:
             if isinstance(item, _End):
                 self._with_rst = self._with_rst or item.rst
@@ -409,7 +409,7 @@ class _Link:
             transport.close()
 
 
-class _Line:
+class _Direction:
     """Data on its way in one direction: delayed, held back, never reordered."""
 
     def __init__(self, proxy: FaultProxy, direction: str, writer: asyncio.StreamWriter) -> None:

@@ -56,7 +56,7 @@ def need_rabbitmq() -> Path:
         pytest.skip(str(missing))
 
 
-class _Node:
+class _BrokerNode:
     """One node: its ports stay the same over kill and start."""
 
     def __init__(self, name: str, directory: Path, environment: dict[str, str]) -> None:
@@ -175,7 +175,7 @@ class RabbitServer:
             ),
         }
         self._epmd: subprocess.Popen[bytes] | None = None
-        self._nodes = [_Node(name, directory / f"node{at}", self._environment) for at, name in enumerate(names)]
+        self._nodes = [_BrokerNode(name, directory / f"node{at}", self._environment) for at, name in enumerate(names)]
 
     @classmethod
     def start(cls, nodes: int = 1, *, dead_letter_timeout_ms: int | None = DEAD_LETTER_TIMEOUT_MS) -> Self:

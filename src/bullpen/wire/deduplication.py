@@ -51,11 +51,11 @@ class Deduplication:
             value = getattr(self, name)
             require(f"deduplication.{name}", isinstance(value, bool), "True or False", value)
         require("deduplication.extend", self.ttl is not None or not self.extend, "a ttl to extend", self.extend)
-        expected = "not together with replace: a job is replaced or put off"
+        expected = "not together with replace: a job is either replaced or delayed"
         require("deduplication.reschedule", not (self.replace and self.reschedule), expected, self.reschedule)
         if self.ttl is not None:
             to_ms("deduplication.ttl", self.ttl, minimum=1)
-            expected = "no ttl together with keep_last_if_active, which holds the id as long as its job is there"
+            expected = "no ttl together with keep_last_if_active, which holds the id while its job exists"
             require("deduplication.ttl", not self.keep_last_if_active, expected, self.ttl)
 
     @staticmethod

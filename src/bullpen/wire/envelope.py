@@ -97,7 +97,7 @@ class Envelope:
         try:
             value = json.decode(raw)
         except ValueError:
-            raise NoEnvelope("it is no JSON") from None
+            raise NoEnvelope("it is not JSON") from None
         return cls.read(value)
 
     @classmethod
@@ -112,21 +112,21 @@ class Envelope:
         if not isinstance(queue, str) or not queue:
             raise NoEnvelope("it names no queue")
         if key_id is not None and not is_key_id(key_id):
-            raise NoEnvelope("its key id has a form that no key id has")
+            raise NoEnvelope("its key id is malformed")
         if (ref is None) == (box is None):
             raise NoEnvelope("it must have either a box or a reference")
         if box is not None:
             if key_id is None:
-                raise NoEnvelope("it has a box and names no key")
+                raise NoEnvelope("it has a box but names no key")
             return cls(queue, key_id, _unpack(box))
         size, sha256 = inside.get("size"), inside.get("sha256")
         if not is_object_key(ref) or not str(ref).startswith(f"{directory_of(queue)}/"):
             # Whoever may write a job can write anything here: other directories, other hosts, other queues' objects.
             raise NoEnvelope("its reference is not one of an object of that queue")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise NoEnvelope("its size is no whole number")
+            raise NoEnvelope("its size is not a whole number")
         if not isinstance(sha256, str) or not _is_digest(sha256):
-            raise NoEnvelope("its sha256 is no digest")
+            raise NoEnvelope("its sha256 is not a digest")
         return cls(queue, key_id, None, ref, size, sha256)
 
 

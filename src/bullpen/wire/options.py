@@ -100,7 +100,7 @@ class JobOptions:
     urgency: int = 0
     """The other way to say it: higher runs earlier, 1 to 2097151. Not together with `priority`."""
     attempts: int = DEFAULT_ATTEMPTS
-    """All tries, the first included."""
+    """Number of attempts, the first included."""
     backoff: Backoff | CustomBackoff | None = DEFAULT_BACKOFF
     """Pause before a retry; None only without retries."""
     ttl_ms: int | None = None
@@ -135,6 +135,8 @@ class JobOptions:
     """The `opts` field of the job, ready to store."""
     place: str = field(init=False, repr=False, compare=False)
     """When and where the job runs, as the `add` script takes it; made once, because thousands of jobs share it."""
+    forms: dict[Any, Any] = field(init=False, repr=False, compare=False)
+    """Of those that jobs derive from these, by what was given for them (`option_forms`)."""
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -153,11 +155,12 @@ class JobOptions:
         _check_size("remove_on_fail", self.remove_on_fail, self.large_retention)
         object.__setattr__(self, "wire_json", json.encode_checked(self.to_wire()))
         object.__setattr__(self, "place", self.place_of(replaces=False))
+        object.__setattr__(self, "forms", {})
 
     def _check_parent(self) -> None:
         expected = "what a failure does to the parent: " + ", ".join(map(repr, FLAGS))
         require("on_failure", self.on_failure is not None, expected, self.on_failure)
-        require("on_failure", self.parent is not None, "a parent that it is about", self.on_failure)
+        require("on_failure", self.parent is not None, "a parent", self.on_failure)
         # Its parent would wait for a job that was never added.
         require("deduplication", self.deduplication is None, "none for a job with a parent", self.deduplication)
 
@@ -176,13 +179,18 @@ class JobOptions:
     def place_of(self, *, replaces: bool) -> str:
         """The words for the `add` script, or nothing for a job that just waits in line. `replaces`: it takes the place
         of a finished job with its id."""
-        at_ms, flags = self.at_ms, (2 if replaces else 0) + (1 if self.lifo else 0)
-        words = (self.timestamp_ms, self.delay_ms, at_ms, self.wire_priority, flags)
-        is_tied = self.deduplication is not None or self.parent is not None
-        if words == (None, 0, None, 0, 0) and not is_tied:
-            return ""
+        place = self._words(2 if replaces else 0)
+        return "" if place == _JUST_WAITS else place
+
+    @property
+    def full_place(self) -> str:
+        """The same words, also for a job that just waits in line."""
+        return self._words(0)
+
+    def _words(self, flags: int) -> str:
+        words = (self.timestamp_ms, self.delay_ms, self.at_ms, self.wire_priority, flags + (1 if self.lifo else 0))
         place = " ".join("-" if word is None else str(word) for word in words)
-        if is_tied:
+        if self.deduplication is not None or self.parent is not None:
             place += " tied"
         return place if self.lane is None else f"{place} @{self.lane}"
 
@@ -232,6 +240,9 @@ class JobOptions:
         if self.lane is not None:
             wire["bplane"] = self.lane
         return wire
+
+
+_JUST_WAITS: Final = "- 0 - 0 0"
 
 
 class CommonArguments(TypedDict, total=False):
@@ -354,7 +365,7 @@ _OTHER_NAMES: Final = {"kl": "keep_logs", "max_attempts": "attempts", "retries":
 def unknown_option(name: str, value: Any) -> InvalidOption:
     """The error for an option name that does not exist (or not here)."""
     if name in _WORKER_ONLY:
-        return InvalidOption(name, "no such job option: the lock belongs to the worker, set lock on Worker", value)
+        return InvalidOption(name, "not a job option: set lock on Worker", value)
     snake = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), name)
     suggestion = _OTHER_NAMES.get(name) or next(
         iter([snake] if snake in _OPTION_NAMES else difflib.get_close_matches(snake, sorted(_OPTION_NAMES), 1)), None
@@ -501,14 +512,20 @@ _FIELDS: Final = tuple(_CHECKS)
 _values_of: Final = operator.attrgetter(*_FIELDS)
 
 
-def _check_size(name: str, value: Retention, large: Literal["warn", "refuse"]) -> None:
+def is_large(value: Retention) -> bool:
+    """Whether it keeps so many finished jobs that callers are warned of it."""
     count = value.count if isinstance(value, KeepJobs) else value
-    if count is None or count <= LARGE_RETENTION:
+    return count is not None and count > LARGE_RETENTION
+
+
+def _check_size(name: str, value: Retention, large: Literal["warn", "refuse"]) -> None:
+    if not is_large(value):
         return
     if large == "refuse":
         raise InvalidOption(name, f"at most {LARGE_RETENTION} jobs", value)
+    count = value.count if isinstance(value, KeepJobs) else value
     warnings.warn(
-        f"{name}: keeping {count} finished jobs fills the server's memory; up to {LARGE_RETENTION} is usual",
+        f"{name}: keeping {count} finished jobs can fill the server's memory; up to {LARGE_RETENTION} is usual",
         stacklevel=_callers_level(),
     )
 

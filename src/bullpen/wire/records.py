@@ -75,14 +75,14 @@ class JobRecord:
 
     @property
     def data(self) -> Any:
-        """The payload; raises NotJson when what is stored is no JSON. Decoded once."""
+        """The payload; raises NotJson when what is stored is not JSON. Decoded once."""
         if self._data is _MISSING:
             _put_data(self, json.decode(self.raw_data))
         return self._data
 
     @property
     def data_for_logs(self) -> Any:
-        """Data whose ids may be logged; None when what is stored is no JSON."""
+        """Data whose ids may be logged; None when what is stored is not JSON."""
         try:
             return self.data
         except NotJson:

@@ -69,7 +69,7 @@ class ScheduleArguments(TypedDict, total=False):
     end: datetime | None
     """No further run is planned after this instant."""
     limit: int | None
-    """So many runs, then no more."""
+    """Number of runs, then the schedule ends."""
     immediately: bool | None
     """With `cron`: the first run is now. Each upsert begins anew."""
     offset: int | timedelta | str | None
@@ -178,9 +178,9 @@ def _check_together(schedule: Schedule, given: Mapping[str, Any]) -> None:
     require("immediately", not (now and "start" in given), "not together with start", now)
     require("immediately", not (now and "offset" in given), "not together with offset", now)
     if "tz" in given:
-        require("tz", schedule.pattern is not None, "with cron; an interval has no zone", given["tz"])
+        require("tz", schedule.pattern is not None, "a zone only with cron; an interval has no zone", given["tz"])
     if offset is not None:
-        require("offset", every_ms is not None, "with every; a pattern says its own times", given["offset"])
+        require("offset", every_ms is not None, "with every; a pattern sets its own times", given["offset"])
         require("offset", every_ms is None or offset < every_ms, "less than every", given["offset"])
     if schedule.start_ms is not None and schedule.end_ms is not None:
         require("end", schedule.start_ms < schedule.end_ms, "an instant after start", given["end"])

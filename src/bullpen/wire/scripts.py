@@ -88,7 +88,7 @@ _TABLE = (
     Script(
         "check_stalled",
         keys=("meta", "wait", "active", "stalled", "stalled_check", "events"),
-        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms", "wary"),
+        args=("base", "clock_offset", "interval_ms", "continuing", "lock_ms", "wary", "idle_ms"),
     ),
     Script(
         "judge_suspect",
@@ -184,7 +184,7 @@ _TABLE = (
     ),
     Script("forget_lanes", keys=("meta",), args=()),
     Script("end_sweep", keys=("meta",), args=("until_ms",)),
-    Script("sweep_letters", keys=("meta", "failed", "entry_wait"), args=("base", "dead_letter_base", "most")),
+    Script("sweep_dead_letters", keys=("meta", "failed", "entry_wait"), args=("base", "dead_letter_base", "most")),
     Script(
         "offer_dead_letter",
         keys=("job", "failed"),
@@ -194,11 +194,11 @@ _TABLE = (
         ),
     ),
     Script(
-        "put_letter",
+        "put_dead_letter",
         keys=("entry",),
         args=("dead_letter_base", "clock_offset", "entry_id", "entry_name", "data", "entry_opts", "entry_facts"),
     ),
-    Script("index_letters", keys=("facts",), args=("dead_letter_base",)),
+    Script("index_dead_letters", keys=("facts",), args=("dead_letter_base",)),
     Script("discard", keys=("entry", "entry_wait", "entry_events"), args=("base", "entry_id")),
     Script("change_delay", keys=("job", "delayed"), args=("base", "clock_offset", "job_id", "delay_ms")),
     Script(

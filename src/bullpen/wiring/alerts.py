@@ -19,7 +19,15 @@ from bullpen._kernel.ticker import Ticker
 from bullpen.errors import BullpenError, DatabaseUnavailable, NotConfigured
 from bullpen.ledger import Ledger
 from bullpen.ops.alerts import Seen, Target, Watcher
-from bullpen.ops.signs import QueueNames, Sign, Source, is_away, ledger_signs, letter_signs, queue_signs
+from bullpen.ops.symptoms import (
+    QueueNames,
+    Source,
+    Symptom,
+    dead_letter_symptoms,
+    is_away,
+    ledger_symptoms,
+    queue_symptoms,
+)
 from bullpen.outbox import Dispatcher, DispatcherOptions, Outbox, Route
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue.browse import find_queues
@@ -53,31 +61,31 @@ def make_watcher(
 
     names = QueueNames(list_queues)
 
-    async def look_at_queues(connection: Connection | None, readable: set[Source]) -> list[Sign]:
+    async def look_at_queues(connection: Connection | None, readable: set[Source]) -> list[Symptom]:
         # Counting the letters of a Kafka topic is reading them all: nothing to do twice a minute.
         countable = [store for store in stores() if not getattr(store, "counts_by_reading", False)]
         if connection is None:
-            return await _read("queues", letter_signs(countable, limits), readable)
+            return await _read("queues", dead_letter_symptoms(countable, limits), readable)
         readable.add("redis")
         if (away := await is_away(connection)) is not None:
             return [away]
-        return await _read("queues", queue_signs(connection, prefix, limits, countable, names), readable)
+        return await _read("queues", queue_symptoms(connection, prefix, limits, countable, names), readable)
 
     async def look() -> Seen:
         readable: set[Source] = set()
         signs = await look_at_queues(find_connection(), readable)
-        signs += await _read("ledger", ledger_signs(ledger, limits), readable)
+        signs += await _read("ledger", ledger_symptoms(ledger, limits), readable)
         return Seen(signs, frozenset(readable))
 
     targets = _targets(settings)
     return Watcher(ledger, look, targets, telling=chosen, every_ms=chosen.every_ms, label=chosen.label or "")
 
 
-async def _read(source: Source, look: Awaitable[list[Sign]], readable: set[Source]) -> list[Sign]:
+async def _read(source: Source, look: Awaitable[list[Symptom]], readable: set[Source]) -> list[Symptom]:
     try:
         found = await look
     except (BullpenError, OSError) as error:
-        logger.warning("%s could not be looked at, so nothing of them is told or over: %s", source, error)
+        logger.warning("%s could not be checked, so their incidents are neither reported nor closed: %s", source, error)
         return []
     readable.add(source)
     return found
@@ -136,7 +144,7 @@ class AlertService(BaseService):
             return
         if self._ledger.database.tenant_required:
             raise NotConfigured(
-                "alerts look at all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
+                "alerts cover all tenants: run the part `alerts` where BULLPEN_DATABASE_DUTY is service"
             )
         options = DispatcherOptions(
             tick_interval_ms=self._settings.outbox.tick_interval_ms,
@@ -166,7 +174,7 @@ class AlertService(BaseService):
                 await self._prepare()
             except DatabaseUnavailable as error:
                 if not is_reported:
-                    logger.warning("nothing is watched until the database is back: %s", error)
+                    logger.warning("nothing is watched until the database answers again: %s", error)
                 is_reported = True
                 await patience.pause(unless=self._closing)
             else:

@@ -38,7 +38,7 @@ class AuditTrail:
             await self._ledger.audit.write(by, action, subject, tenant_id=tenant_id, detail=detail)
         elif self._streams is None:
             raise NotConfigured(
-                "what is done by hand must be written down, and neither a database nor a Redis is configured; "
+                "manual actions must be audited, but neither a database nor a Redis server is configured; "
                 "set BULLPEN_DATABASE_URL or BULLPEN_REDIS_URL"
             )
         else:

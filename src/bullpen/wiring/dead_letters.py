@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the ledger needs an extra, which whoever has only queues ne
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
 
-__all__ = ["LetterAudit", "installed_ledger", "make_console", "message_letters", "ready_ledger"]
+__all__ = ["DeadLetterAudit", "installed_ledger", "make_console", "message_dead_letters", "ready_ledger"]
 
 logger = get_logger("bullpen.dead_letters")
 
@@ -37,9 +37,9 @@ RUN_QUEUES: Final = "workflow-execution."
 """How queues of handlers with a name begin, unless they name another."""
 OUTBOX_STORE: Final = "integration_outbox"
 """`OutboxDeadLetters.name_of_store`, for the same reason."""
-OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this letter"
+OF_RUNS: Final = "a run's payload is in its row, which never changes; submit a new run, then discard this dead letter"
 OF_MESSAGES: Final = (
-    "an order only names its message; mend the recipient or the template (bullpen messages), then redrive it as it is"
+    "the dead letter only names its message; correct the recipient or the template (bullpen messages), then redrive it"
 )
 
 
@@ -71,7 +71,7 @@ async def make_console(
         from bullpen.outbox.dead_letters import OutboxDeadLetters
 
         stores.append(OutboxDeadLetters(ledger.outbox, tenant_id=tenant_id))
-    audit = LetterAudit(AuditTrail(ledger, None if connection is None else AuditStreams(connection, prefix)))
+    audit = DeadLetterAudit(AuditTrail(ledger, None if connection is None else AuditStreams(connection, prefix)))
     return DeadLetterConsole([*stores, *added], tenant_id=tenant_id, audit=audit)
 
 
@@ -94,7 +94,7 @@ async def ready_ledger(ledger: Ledger | None) -> Ledger | None:
     return ledger
 
 
-def message_letters(settings: Settings, messages: Messages | None) -> list[DeadLetterStore]:
+def message_dead_letters(settings: Settings, messages: Messages | None) -> list[DeadLetterStore]:
     """Orders of scheduled messages that failed, where they are not in the server of the queues."""
     if messages is None or settings.messages.transport != "rabbitmq":
         return []
@@ -102,7 +102,7 @@ def message_letters(settings: Settings, messages: Messages | None) -> list[DeadL
     return [FixedDeadLetters(transport.dead_letters(settings.rabbitmq.queue_name), OF_MESSAGES)]
 
 
-class LetterAudit:
+class DeadLetterAudit:
     """Writes down what is done to letters that are no rows of the ledger."""
 
     def __init__(self, trail: AuditTrail) -> None:

@@ -8,6 +8,7 @@ one), running them (`running`), showing them (`observing`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from bullpen._kernel.container import Container
@@ -17,11 +18,8 @@ from bullpen.redis import Connection
 from bullpen.wiring.observing import Observing
 from bullpen.wiring.resources import Resources
 from bullpen.wiring.running import Services, role_of
-from bullpen.worker import Worker
-from bullpen.worker.around import Around
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # each needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # each is loaded when it is first used: it needs an extra, or most commands need none of it
     from bullpen.messages import Messages
     from bullpen.ops.alerts import Watcher
     from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions, Route
@@ -31,6 +29,9 @@ if TYPE_CHECKING:  # each needs an extra, and is loaded when it is first asked f
     from bullpen.ports.source import EventSource
     from bullpen.runs import Runs
     from bullpen.wiring.workflows import Workflows
+    from bullpen.worker import Worker
+    from bullpen.worker.around import Around
+    from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.metrics import WorkflowMetrics
     from bullpen.workflow.service import Workflow
 
@@ -42,12 +43,13 @@ AnyWorkflow = TypeVar("AnyWorkflow", bound="Workflow[Any, Any, Any, Any]")
 class AppFeatures:
     """Those of one app. An attribute is None until the program uses the feature."""
 
-    def __init__(self, resources: Resources, around: Around, container: Container) -> None:
+    def __init__(self, resources: Resources, around: Callable[[], Around], container: Container) -> None:
         self._resources, self._around = resources, around
-        self.services = Services(self.count_running, around.started)
+        self.services = Services(self.count_running, lambda: around().started())
         self.observing = Observing(resources, self.workers_here, self.needs_redis)
         self.container = container
         self.workers: dict[str, Worker] = {}
+        self._make_worker: dict[str, Callable[[], Worker]] = {}
         self.outbox: Outbox | None = None
         self.messages: Messages | None = None
         self.runs: Runs | None = None
@@ -64,12 +66,26 @@ class AppFeatures:
         """One per queue: two handlers would each get a random half of the jobs."""
         if queue in self.workers:
             raise InvalidOption("queue", f"a queue without a worker in this app; {queue!r} has one", queue)
+        from bullpen.worker import Worker
+
         opened = self._resources
         given: WorkerArguments = {"codec": opened.codec, **options}
-        worker = Worker(queue, handler, connection=opened.connection, prefix=opened.prefix, **given)
-        worker.surround(self._around)
-        self.workers[queue] = worker
+        self._make_worker[queue] = partial(
+            Worker, queue, handler, connection=opened.connection, prefix=opened.prefix, **given
+        )
+        worker = self.workers[queue] = self.new_worker(queue)
         self.services.add(worker)
+        return worker
+
+    @property
+    def workers_declared(self) -> tuple[str, ...]:
+        """The queues whose jobs handlers and tasks of this app run."""
+        return tuple(self._make_worker)
+
+    def new_worker(self, queue: str) -> Worker:
+        """A worker as the program declared it. Each works once, from its start to its end."""
+        worker = self._make_worker[queue]()
+        worker.surround(self._around())
         return worker
 
     def use_outbox(self) -> Outbox:
@@ -138,7 +154,7 @@ class AppFeatures:
         from bullpen.wiring.projector import make_projector
 
         if name in self.projectors:
-            raise InvalidOption("name", "one that no other projector of this app has", name)
+            raise InvalidOption("name", "a name that no other projector of this app has", name)
         opened = self._resources
         made = make_projector(opened.settings, opened.ledger, opened.prepare, routes, source, name, options)
         self.projectors[name] = made.projector
@@ -172,7 +188,7 @@ class AppFeatures:
             workflow.check,
             needed=lambda: not self.services.is_running or workflow in self.services.all,
         )
-        self.letter_stores += self.workflows.letters_of(workflow)
+        self.letter_stores += self.workflows.dead_letters_of(workflow)
         return workflow
 
     def _count_messaging(self) -> None:
@@ -241,6 +257,8 @@ class AppFeatures:
             case "messages":
                 return self._resources.settings.messages.transport == "bullmq"
             case "worker":
+                from bullpen.worker import Worker
+
                 by_workflow = self._workflows is not None and self._workflows.is_on_redis(service)
                 return isinstance(service, Worker) or getattr(service, "uses_redis", False) or by_workflow
         return False
@@ -256,12 +274,12 @@ class AppFeatures:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def other_letters(self) -> list[DeadLetterStore]:
+    def other_dead_letters(self) -> list[DeadLetterStore]:
         """Stores of dead letters that are neither queues of the server nor the outbox: those of transports, and those
         that were added."""
-        from bullpen.wiring.dead_letters import message_letters
+        from bullpen.wiring.dead_letters import message_dead_letters
 
-        return [*self.letter_stores, *message_letters(self._resources.settings, self.messages)]
+        return [*self.letter_stores, *message_dead_letters(self._resources.settings, self.messages)]
 
     async def aclose(self) -> None:
         await self.observing.aclose()

@@ -87,7 +87,7 @@ def make_client(
     from bullpen.plugins.transports.bullmq import BullMQClient
 
     known = chosen.retry_backoff == "exponential"
-    require("messages.retry_backoff", known, "'exponential' on BullMQ: Node's workers know no other growth", "linear")
+    require("messages.retry_backoff", known, "'exponential' on BullMQ: Node's workers know no other backoff", "linear")
     return BullMQClient(connection(), prefix=prefix, policy=policy, concurrency=chosen.concurrency)
 
 

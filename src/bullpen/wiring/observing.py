@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 from bullpen.ports.metrics import Metric, MetricSource
 from bullpen.queue import Queue
 from bullpen.wiring.resources import Resources
-from bullpen.worker import Worker
 
-if TYPE_CHECKING:  # loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used
     from bullpen.ops.health import Health
     from bullpen.wiring.ops import QueueViews
+    from bullpen.worker import Worker
 
 __all__ = ["ListeningSource", "Observing"]
 

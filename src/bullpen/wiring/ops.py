@@ -56,7 +56,7 @@ async def collect_all(sources: Iterable[MetricSource], *, timeout_s: float = 5.0
                 return await source.collect()
         except (BullpenError, OSError) as error:  # TimeoutError is one
             reason = scrub(str(error)) or f"no answer within {timeout_s:g} s"
-            logger.warning("numbers of %s are missing: %s", type(source).__name__, reason)
+            logger.warning("metrics of %s are missing: %s", type(source).__name__, reason)
             return ()
 
     return [metric for found in await asyncio.gather(*(ask(source) for source in sources)) for metric in found]
@@ -72,7 +72,7 @@ def check_connection(health: Health, connection: Callable[[], Connection], neede
 
 
 def check_ledger(health: Health, ledger: Callable[[], Ledger | None]) -> None:
-    """Not ready while the database is away, or has other tables than this program needs; asked where one is used."""
+    """Not ready while the database does not answer or has other tables than this program needs."""
 
     async def check() -> str | None:
         used = ledger()
@@ -93,7 +93,7 @@ def check_messages(health: Health, messages: Messages, runs_here: Callable[[], b
     async def check_broker() -> str | None:
         if await messages.messaging.is_healthy():
             return None
-        return f"{messages.messaging.label} does not answer, or its consumer receives nothing; the log says which"
+        return f"{messages.messaging.label} does not answer, or its consumer receives nothing; see the log"
 
     async def check_scheduler() -> str | None:
         return (await messages.health()).reason or None
@@ -108,7 +108,7 @@ def check_workers(health: Health, workers: Callable[[], Iterable[Worker]]) -> No
 
     async def check_life() -> str | None:
         hung = [worker.queue_name for worker in workers() if worker.has_started and not worker.is_alive]
-        return f"no sign of life from the workers of {', '.join(hung)}" if hung else None
+        return f"no answer from the workers of {', '.join(hung)}" if hung else None
 
     async def check_consumption() -> str | None:
         closing = [worker for worker in workers() if worker.is_closing]

@@ -61,7 +61,7 @@ class ProjectorService(BaseService):
         return ProjectorMetrics(self.projector)
 
     async def check(self) -> str | None:
-        """Not ready while the event store or the database is away; a restart of this process would not help."""
+        """Not ready while the event store or the database does not answer; a restart of this process would not help."""
         if self.projector.state == "waiting":
             return f"{self.projector.source.name} or the ledger does not answer"
         return None

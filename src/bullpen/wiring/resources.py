@@ -111,7 +111,7 @@ class Resources:
             given: QueueArguments = {"codec": self.codec, **defaults}
             known = self.queues[name] = Queue(name, connection=self.connection, prefix=self.prefix, **given)
         elif defaults:
-            raise InvalidOption(f"queue {name!r}", "its defaults where it is first named, and only there", defaults)
+            raise InvalidOption(f"queue {name!r}", "its defaults only where it is first used", defaults)
         return known
 
     def sync_queue(self, name: str) -> SyncQueue:
@@ -133,6 +133,13 @@ class Resources:
             return
         async with Queue(name, connection=self.connection, prefix=self.prefix, codec=self.codec) as queue:
             yield queue
+
+    async def leave_loop(self) -> None:
+        """Send what queues still hold and close what belongs to the running loop; in another loop all works again."""
+        for queue in self.queues.values():
+            await queue.leave_loop()
+        if self._connection is not None:
+            await self._connection.aclose()
 
     async def close_queues(self) -> None:
         """Send what queues still hold. First of all: others may still be in use by what is closed meanwhile."""
@@ -157,4 +164,4 @@ def _report_replaced(connection: str | Connection | None, settings: Settings | N
         connection = settings.redis.url
     if connection is not None:
         named = connection if isinstance(connection, Connection) else connect(connection)
-        logger.info("--redis is used instead of %r, which the code names", named)
+        logger.info("--redis is used instead of %r, which is in the code", named)

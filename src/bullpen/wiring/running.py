@@ -33,7 +33,7 @@ _HINTS: Final = {
     "outbox": "call app.use_outbox()",
     "projector": "say app.projector(routes)",
     "messages": "call app.use_messages()",
-    "alerts": "say who is told: BULLPEN_ALERTS_WEBHOOK_URL, _SLACK_URL, _EMAIL or _SMS",
+    "alerts": "configure an alert target: BULLPEN_ALERTS_WEBHOOK_URL, _SLACK_URL, _EMAIL or _SMS",
 }
 
 
@@ -183,7 +183,7 @@ class Services:
         if self._signals_seen > 2:
             # Whoever asks three times does not wait for a server that is away. Locks run out, nothing is lost.
             logger.warning(
-                "%s once more: ended at once; the check for stalled jobs gives %d running jobs back when their locks "
+                "%s again: stopped at once; the check for stalled jobs gives %d running jobs back when their locks "
                 "have run out",
                 number.name,
                 running,

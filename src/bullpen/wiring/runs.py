@@ -24,8 +24,8 @@ __all__ = ["RunsService", "make_runs"]
 logger = get_logger("bullpen.runs")
 
 _DUTIES: Final = {
-    "service": "runs are dispatched and looked after here; processes with BULLPEN_DATABASE_DUTY=worker handle them",
-    "worker": "runs are handled here; a process with BULLPEN_DATABASE_DUTY=service dispatches and looks after them",
+    "service": "runs are dispatched and maintained here; processes with BULLPEN_DATABASE_DUTY=worker handle them",
+    "worker": "runs are handled here; a process with BULLPEN_DATABASE_DUTY=service dispatches and maintains them",
     "tenant": "runs are submitted here; processes with the duties service and worker dispatch and handle them",
 }
 

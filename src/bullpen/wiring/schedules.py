@@ -47,7 +47,7 @@ class ScheduleService(BaseService):
                 return
             except ConnectionLost as error:
                 # The workers of the same app wait for the server too, and say so.
-                logger.debug("schedules are reconciled later: %s", error)
+                logger.debug("schedules will be reconciled later: %s", error)
                 await patience.pause(unless=self._closing)
 
     async def reconcile(self, *, prune: bool) -> dict[str, Reconciled]:
@@ -57,13 +57,13 @@ class ScheduleService(BaseService):
             async with self._open_queue(tasks.queue) as queue:
                 found = done[tasks.queue] = await queue.reconcile_schedulers(tasks.schedules, prune=prune)
             for scheduler_id in found.changed:
-                logger.info("queue %r: schedule %r was stored as the code declares it", tasks.queue, scheduler_id)
+                logger.info("queue %r: schedule %r was stored as declared in the code", tasks.queue, scheduler_id)
             for scheduler_id in found.stale:
                 if prune:
                     logger.info("queue %r: schedule %r was removed: no task declares it", tasks.queue, scheduler_id)
                 else:
                     logger.warning(
-                        "queue %r: no task declares schedule %r any more, and it still runs. Remove it with `bullpen "
+                        "queue %r: no task declares schedule %r any more, but it still runs. Remove it with `bullpen "
                         "schedules remove %s %s`, or start with --prune-schedules",
                         *(tasks.queue, scheduler_id, tasks.queue, scheduler_id),
                     )

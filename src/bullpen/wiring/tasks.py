@@ -6,36 +6,37 @@ Elsewhere: what a task is (`bullpen.queue.tasks`), storing schedules (`schedules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name
-from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
-from bullpen.queue import Job
-from bullpen.queue.arguments import TaskArguments
-from bullpen.queue.tasks import Task, TaskSet, Unique
 from bullpen.wiring.resources import Resources
-from bullpen.worker import Worker
-from bullpen.worker.options import WorkerArguments
 
-if TYPE_CHECKING:  # needs an extra, and is loaded when it is first asked for
+if TYPE_CHECKING:  # loaded when it is first used: most commands need none of it
+    from bullpen._kernel.rates import RateLimit
     from bullpen.outbox import Outbox
+    from bullpen.queue import Job
+    from bullpen.queue.arguments import TaskArguments
+    from bullpen.queue.tasks import Task, TaskSet, Unique
     from bullpen.wiring.schedules import ScheduleService
+    from bullpen.worker import Worker
+    from bullpen.worker.options import WorkerArguments
 
 __all__ = ["TaskQueues"]
 
 _WORKER: Final[WorkerArguments] = {"concurrency": 20, "dead_letters": True}
 
-OnEnd = Callable[[Job, Any], Any]
+OnEnd = Callable[["Job", Any], Any]
 """Plain or `async def`; called with the job, and its result or the reason of its failure."""
 
 
 class _Callbacks:
-    """What the tasks of one worker want to be told. Nobody listens until the first of them wants something."""
+    """What the tasks of one queue want to be told. Nobody listens until the first of them wants something."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -51,6 +52,13 @@ class _Callbacks:
             if not self._on_failure:
                 self._worker.on("failed", self._tell_failure)
             self._on_failure[task.name] = on_failure
+
+    def listen_to(self, worker: Worker) -> None:
+        """To another worker of the queue too."""
+        if self._on_success:
+            worker.on("completed", self._tell_success)
+        if self._on_failure:
+            worker.on("failed", self._tell_failure)
 
     def _tell_success(self, job: Job, value: Any) -> Any:
         if job.name not in self._on_success:
@@ -96,6 +104,8 @@ class TaskQueues:
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
+        from bullpen.queue.tasks import Task, TaskSet
+
         check_queue_name(queue)
         if timeout is not None:
             to_ms("timeout", timeout, minimum=1)
@@ -136,10 +146,26 @@ class TaskQueues:
         self._callbacks[queue] = _Callbacks(worker)
         self._sets[queue] = tasks
 
+    def attend(self, worker: Worker) -> None:
+        """Let the tasks of its queue be told what becomes of the jobs of this worker."""
+        if worker.queue_name in self._callbacks:
+            self._callbacks[worker.queue_name].listen_to(worker)
+
+    @contextmanager
+    def watched(self, after_add: Callable[[], Awaitable[None]], after_add_sync: Callable[[], None]) -> Iterator[None]:
+        """Within this context, call these when runs of tasks were stored."""
+        for tasks in self._sets.values():
+            tasks.after_add, tasks.after_add_sync = after_add, after_add_sync
+        try:
+            yield
+        finally:
+            for tasks in self._sets.values():
+                tasks.after_add = tasks.after_add_sync = None
+
     def configure(self, queue: str, options: WorkerArguments) -> None:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
-            raise InvalidOption(f"task_queue {queue!r}", "said once, before the first task of the queue", options)
+            raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
         self._worker_options[queue] = options
 
     @property

@@ -201,7 +201,7 @@ class Workflows:
         enabled = by_kafka or by_bullmq or definition.rabbitmq is not None or definition.events is not None
         return self.add(definition, name=name, with_client=enabled, container=container, **options)
 
-    def letters_of(self, workflow: Workflow[Any, Any, Any, Any]) -> list[DeadLetterStore]:
+    def dead_letters_of(self, workflow: Workflow[Any, Any, Any, Any]) -> list[DeadLetterStore]:
         """Dead letters that nobody finds by looking at the app's Redis."""
         binding, client = workflow.binding, workflow.client
         if binding is None or client is None or binding.policy().dead_letters.store != "queue":

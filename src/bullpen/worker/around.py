@@ -9,7 +9,7 @@ Elsewhere: running handlers (`handlers`, `children`), registering (`bullpen.app`
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final, TypeGuard, cast
 
 from bullpen._kernel.container import Container
+from bullpen._kernel.duration import check_texts
 from bullpen._kernel.execute import run_async
 from bullpen._kernel.injection import Injector, JobScope, Needs, current_scope, name_of, needs_of
 from bullpen._kernel.outcome import Raised, Result
@@ -54,6 +55,9 @@ class Layer:
     """Empty: all queues."""
     batches: bool
     """It may get a `JobBatch` instead of a job."""
+
+    def __post_init__(self) -> None:
+        check_texts("queues", self.queues)
 
 
 class Surroundings:
@@ -140,8 +144,7 @@ class Around:
 
     def add(self, made: object, queues: Collection[str], *, batches: bool) -> None:
         """One layer more, inside of those before. `made` takes a job and yields, or returns a context manager."""
-        if isinstance(queues, str):
-            raise InvalidOption("queues", "a list of names of queues", queues)
+        queues = frozenset(check_texts("queues", queues))
         name = getattr(made, "__qualname__", None) or type(made).__qualname__
         expected = "a function of the job that yields once, or that returns a context manager"
         if not callable(made) or inspect.iscoroutinefunction(made):
@@ -150,7 +153,17 @@ class Around:
         if not _takes(made, 1, besides=needs):
             raise InvalidOption("middleware", expected, made)
         is_plain = inspect.isgeneratorfunction(made)
-        self._layers.append(Layer(name, _as_context(made), needs, is_plain, frozenset(queues), batches))
+        self._layers.append(Layer(name, _as_context(made), needs, is_plain, queues, batches))
+
+    @contextmanager
+    def outermost(self, enter: Enter) -> Iterator[None]:
+        """Within this context, workers that start run this around everything else, on all queues."""
+        layer = Layer("outermost", _as_context(enter), {}, False, frozenset(), batches=True)
+        self._layers.insert(0, layer)
+        try:
+            yield
+        finally:
+            self._layers.remove(layer)
 
     def surroundings(self, handler: Callable[..., Any], queue: str, *, batches: bool = False) -> Surroundings:
         """What runs around the handler of a queue. Raises for middleware that takes jobs where the handler takes

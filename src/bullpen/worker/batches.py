@@ -89,7 +89,7 @@ class JobBatch(Sequence[Job]):
 
     def _settle(self, job: Job, result: Result) -> None:
         require("job", job in self._jobs, "a job of this batch", job)
-        require("job", self._decide(job, result), "a job that was not decided before", job)
+        require("job", self._decide(job, result), "a job that was not settled before", job)
 
     def log_fields(self) -> dict[str, Any]:
         """What log records show of it: the queue, and the ids of its jobs."""

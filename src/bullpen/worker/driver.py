@@ -163,7 +163,7 @@ class Driver:
 
     async def stop_reading(self) -> None:
         """End the blocked read in order."""
-        await self._reader.stop(self.state.due_ms)
+        await self._reader.stop(lambda: self.state.unserved_due_ms)
         await self._end_lent_poll()
 
     async def end(self, patience_s: float) -> bool:
@@ -391,7 +391,7 @@ class Driver:
     async def _give_back_late(self, exchange: Exchange, reply: ExchangeReply) -> None:
         """Ask the server which of these jobs are still ours, and give them back."""
         logger.warning(
-            "queue %r: an answer was read late; its %d jobs are given back", self._keys.name, len(reply.taken)
+            "queue %r: an answer was read too late; its %d jobs are given back", self._keys.name, len(reply.taken)
         )
         try:
             still_ours = (await exchange.void()).taken
@@ -473,7 +473,7 @@ class Driver:
                 reply = await self._lent.void()
         except (TimeoutError, ConnectionLost, ServerRefused) as error:
             logger.warning(
-                "queue %r: a last poll has no answer (%s); a job it took returns when its lock ends",
+                "queue %r: the last poll has no answer (%s); a job that it took returns when its lock expires",
                 self._keys.name,
                 reason_of(error),
             )

@@ -82,7 +82,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         keys, options, connection = setup.keys, setup.options, setup.connection
         self._reports = setup.reports
-        self.door = Door(connection, key=keys.base, purpose="jobs")
+        self.door = connection.lease_door(keys.base)
         self.actions = _RunActions(self.door, keys, deadline_s=60.0, codec=setup.codec, on_progress=self._on_progress)
         run, sealer = setup.runner.run, self.actions.sealer
         if sealer is not None:
@@ -163,13 +163,19 @@ class Engine:
         """What keeps the queue in order and hurries nobody."""
         actions, keys, options = self.actions, self._setup.keys, self._setup.options
         dead_letters, offset_ms = self._setup.dead_letters, options.clock_offset_ms
-        work = {"tidy": Leftovers(actions, keys).run()}
+
+        def settled() -> int:
+            return self._settling.rounds
+
+        work = {"tidy": Leftovers(actions, keys, settled).run()}
         if dead_letters is not None:
             work["sweep"] = Sweeper(actions, keys, dead_letters, clock_offset_ms=offset_ms).run()
         completed = options.remove_on_complete is None
         failed = options.remove_on_fail is None and dead_letters is not None
         if completed or failed:
-            retirement = Retirement(actions, keys, completed=completed, failed=failed, clock_offset_ms=offset_ms)
+            retirement = Retirement(
+                *(actions, keys), completed=completed, failed=failed, clock_offset_ms=offset_ms, settled=settled
+            )
             work["retire"] = retirement.run()
         for name, coroutine in work.items():
             task = asyncio.create_task(coroutine, name=f"bullpen {name} {keys.name}")
@@ -204,7 +210,7 @@ class Engine:
         patience_s = IDLE_PATIENCE_S if is_in_vain else min(answer_s, self._seconds_until(end_at))
         if not await self.driver.end(patience_s) and not is_idle:
             logger.warning(
-                "queue %r: closed without the server's answer; unsettled jobs return when their locks end",
+                "queue %r: closed without the server's answer; unsettled jobs return when their locks expire",
                 self._setup.keys.name,
             )
         await asyncio.gather(stopping, *self._tidying, return_exceptions=True)
@@ -253,7 +259,7 @@ class Engine:
         await asyncio.wait(self.runs.cancel_for_closing(), timeout=CANCEL_GRACE_S)
         for job in running:
             logger.warning(
-                "queue %r: job %r does not stop; it is not given back while it runs, its lock will run out",
+                "queue %r: job %r does not stop; it is not given back while it runs; its lock will expire",
                 queue,
                 job.id,
             )

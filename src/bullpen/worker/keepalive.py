@@ -84,11 +84,15 @@ class Held:
     wary_until: float = 0.0
     """Others may not have renewed their locks yet, after an outage that we met too."""
 
-    def note_reached(self) -> None:
-        now = time.monotonic()
-        if now - self.reached_at > self.lock_ms / 2000:
-            self.wary_until = now + self.lock_ms / 3000 + 1.0
-        self.reached_at = now
+    @property
+    def idle_interval_ms(self) -> int:
+        """Between checks of a queue in which nothing runs: no longer than a lock, see the script."""
+        return max(self.stalled_interval_ms, min(3 * self.stalled_interval_ms, self.lock_ms))
+
+    def note_reached(self, at: float) -> None:
+        if at - self.reached_at > self.lock_ms / 2000:
+            self.wary_until = at + self.lock_ms / 3000 + 1.0
+        self.reached_at = max(at, self.reached_at)
 
     def answer(self) -> None:
         self.answered_at = time.monotonic()
@@ -191,7 +195,7 @@ class Keepalive:
         elif lag_s > held.max_block_ms / 1000 and not held.hung:
             held.hung = True
             logger.error(
-                "queue %r: the event loop has not answered for %.0f s; its jobs are given up to other workers",
+                "queue %r: the event loop has not answered for %.0f s; its jobs are left to other workers",
                 held.keys.name,
                 lag_s,
             )
@@ -246,17 +250,20 @@ class Keepalive:
             if held.jobs and not held.hung and not held.skips_renewal:
                 self._renew(held)
             else:
-                self._touch(held)
+                self._touch(held, held.lock_ms / 8000)
             held.next_renewal = now + held.lock_ms / 4000
-        elif is_check_due:
-            self._touch(held)  # a check that waits for a frozen server would not know of that
         if is_check_due:
+            self._touch(held, _TICK_S)  # a check that waits for a frozen server would not know of that
             held.next_check = now + self._check_stalled(held)
 
-    def _touch(self, held: Held) -> None:
-        """Find out whether the server takes writes, as often as others try to renew their locks. Changes nothing."""
-        self._wire(held).call("DEL", probe_key(held.keys.base))
-        held.note_reached()
+    def _touch(self, held: Held, fresh_s: float) -> None:
+        """Find out whether the server takes writes, as often as others try to renew their locks. Changes nothing. What
+        was found out so short a time ago for another queue of the server holds for this one."""
+        wire = self._wire(held)
+        if time.monotonic() - wire.changed_at > fresh_s:
+            wire.call("DEL", probe_key(held.keys.base))
+            wire.changed_at = time.monotonic()
+        held.note_reached(wire.changed_at)
 
     def _renew(self, held: Held) -> None:
         jobs = held.jobs.copy()  # one step under the GIL; the loop may change the original meanwhile
@@ -308,17 +315,22 @@ class Keepalive:
                 held,
                 SCRIPTS["check_stalled"],
                 names,
-                [keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms, is_wary],
+                [
+                    *(keys.base, held.clock_offset_ms, held.stalled_interval_ms, continuing, held.lock_ms, is_wary),
+                    held.idle_interval_ms,
+                ],
             )
             if recovered:
                 self._tell(held, held.on_stalled, _named(recovered, job_names))
             if not more:
-                return float(min(pause_ms, held.stalled_interval_ms)) / 1000
+                return float(min(pause_ms, held.idle_interval_ms)) / 1000
             continuing = "1"
 
     def _evaluate(self, held: Held, script: Script, keys: list[str], args: list[Any]) -> Any:
-        reply = self._wire(held).evaluate(script, keys, args)
-        held.note_reached()
+        wire = self._wire(held)
+        reply = wire.evaluate(script, keys, args)
+        wire.changed_at = time.monotonic()
+        held.note_reached(wire.changed_at)
         return reply
 
     def _wire(self, held: Held) -> BlockingWire:
@@ -373,7 +385,7 @@ def renew_arguments(keys: QueueKeys, lock_ms: int, jobs: Iterable[Job]) -> list[
 
 
 def tell_retaken(queue: str, count: int) -> None:
-    logger.warning("queue %r: the locks of %d running jobs had run out and were taken again", queue, count)
+    logger.warning("queue %r: the locks of %d running jobs had expired and were renewed", queue, count)
     telemetry.emit("worker.locks_retaken", queue=queue, count=count)
 
 

@@ -80,7 +80,8 @@ class WorkerOptions:
     lock_ms: int = 30_000
     """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
     stalled_interval_ms: int = 10_000
-    """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue."""
+    """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue; while
+    nothing runs the next is up to three times as long away, at most `lock`: no job is found later by that."""
     processes: bool | ChildLimits = False
     """Run the handler in child processes, one per running job, which are killed when time is up; with limits of what
     each may use."""

@@ -154,6 +154,12 @@ class State(NamedTuple):
         """Nothing else can come along with the outcomes at hand, and somebody may wait for them: now, not soon."""
         return not load.running and self.in_flight < self.lanes and 0 < load.settled <= MOST_JOBS
 
+    @property
+    def unserved_due_ms(self) -> int:
+        """A due time whose marker may have been read by us, and for which nobody has polled: 0 for none. Whoever leaves
+        hands it on, also when it has just passed."""
+        return self.due_ms if self.poll_at else 0
+
     # ---- what happens -----------------------------------------------------------------------------------------
 
     def called(self, *, is_fallback: bool = False) -> State:

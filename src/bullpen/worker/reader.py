@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from bullpen._kernel.clock import ServerClock
@@ -155,18 +155,19 @@ class Reader:
         """End the blocked read, so that the slot it was lent is free again."""
         self._run(self._release())
 
-    async def stop(self, due_ms: int) -> None:
+    async def stop(self, get_due_ms: Callable[[], int]) -> None:
         """End the blocked read so that no marker is lost with it.
 
         Just dropping the connection would let the server hand the next marker to a reader that is gone, and idle
         workers would sleep beside the job it announced. So the server is asked to unblock us, and a marker that came
-        all the same is passed on by the poll behind it or the next exchange. `due_ms`: see `hand_on`.
+        all the same is passed on by the poll behind it or the next exchange. `get_due_ms`: see `hand_on`; asked at the
+        end, since the read that is ended here may be the one that brings the due time.
         """
         self._stopping = True
         try:
             if self._client_id is not None:
                 await self._release()
-            if due_ms > self._clock.now_ms() + self._clock_offset_ms:
+            if due_ms := get_due_ms():
                 await self._hand_on(due_ms)
         finally:
             for task in self._tasks:

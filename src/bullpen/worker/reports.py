@@ -98,7 +98,7 @@ class Reports:
                     _show_end(job, outcome, now_ms)
                     self.tell("retrying", job, reason, delay_ms)
             case _:
-                self._logs.ended(job, "went back to its queue")
+                self._logs.ended(job, "was returned to its queue")
                 self.tell("returned", job)
 
     def tell_lock_lost(self, job: Job, error: JobLockLost) -> None:

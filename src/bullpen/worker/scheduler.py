@@ -80,8 +80,8 @@ class Schedulers:
     def _refuse(self, job: Job, scheduler_id: str, error: Exception) -> Back:
         back = Back(_longer_each_time(self._refused, scheduler_id, _LONGEST_RETURN_MS))
         logger.error(
-            "queue %r: the next time of scheduler %r cannot be computed (%s); its job %r is not run here and goes back "
-            "for another client, to be offered again in %g s",
+            "queue %r: the next time of scheduler %r cannot be computed (%s); its job %r is not run here; it is "
+            "returned to the queue for another client and offered again in %g s",
             *(self._keys.name, scheduler_id, error, job.id, back.delay_ms / 1000),
         )
         telemetry.emit(
@@ -114,8 +114,8 @@ class Schedulers:
         except NeverMatches:
             # As Node ends it, but not without a word.
             logger.error(
-                "queue %r: scheduler %r ends with job %r: no day is like its pattern %r. Store it again with "
-                "another pattern, where it is made",
+                "queue %r: scheduler %r ends with job %r: no date matches its pattern %r. Store it again with "
+                "another pattern, where it is defined",
                 *(self._keys.name, scheduler_id, job.id, rule.pattern),
                 extra={"jobId": job.id, "queue": self._keys.name},
             )
@@ -124,7 +124,7 @@ class Schedulers:
             return None
         skipped = Skipped("overlap" if runs_beside else "missed")
         logger.info(
-            "queue %r: job %r of scheduler %r is left out: %s",
+            "queue %r: job %r of scheduler %r is skipped: %s",
             *(self._keys.name, job.id, scheduler_id),
             f"{stored.get('bprun')!r} has not ended" if runs_beside else "it is too late",
             extra={"jobId": job.id, "queue": self._keys.name},
@@ -167,7 +167,9 @@ class Schedulers:
             if reply != -1:
                 return plan.is_missed
             plan = rule.plan(slot_ms, now_ms, iteration=iteration, after_ms=plan.next_ms)
-        raise InvalidOption("repeat", f"a time of the next {_MOST_SLOTS} that no stored job has", plan.next_ms)
+        raise InvalidOption(
+            "repeat", f"a free time among the next {_MOST_SLOTS}: jobs exist for all of them", plan.next_ms
+        )
 
     async def _still_runs(self, running: str | None, job_id: str) -> bool:
         """Whether the run that was let go last has not ended: it runs, or waits for its next attempt."""
@@ -190,7 +192,7 @@ class Schedulers:
                 self._without_zone.add(scheduler_id)
             logger.warning(
                 "queue %r: scheduler %r names no time zone; this machine's is used (%s), as Node would. Give it a tz, "
-                "or the worker scheduler_zone, so that it does not depend on the machine",
+                "or the worker scheduler_zone, so that its times do not depend on the machine",
                 *(self._keys.name, scheduler_id, machine),
             )
         return LOCAL

@@ -37,11 +37,11 @@ from bullpen.worker.runs import Runs
 logger = get_logger("bullpen.worker")
 
 _CODE_TEXT: Final = {
-    REFUSED: "the server refused it; the job comes back when its lock has ended",
-    NO_LOCK: "its lock ran out and another worker may have it",
+    REFUSED: "the server refused it; the job returns to the queue when its lock expires",
+    NO_LOCK: "its lock expired and another worker may have it",
     -3: "it is no longer active",
     -6: "another worker has it",
-    -20: "the server could not write it; the job comes back when its lock has ended",
+    -20: "the server could not write it; the job returns to the queue when its lock expires",
 }
 
 
@@ -65,10 +65,13 @@ class Settling:
         self._on_end = on_end
         self._keys, self._lock_ms, self._actions, self._door = keys, lock_ms, actions, door
         self._dead_letters, self._reports, self._runs = dead_letters, reports, runs
+        self.rounds = 0
+        """How often outcomes were answered."""
         self.unlocked: list[Settlement] = []
         """Their locks had run out when they were to be settled."""
 
     def on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
+        self.rounds += 1
         is_told, locked, on_end = self._reports.are_wanted("completed"), self._runs.locked, self._on_end
         for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement

@@ -107,7 +107,7 @@ class Taker(JobConsumer):
     ) -> None:
         """`options` are those of `Worker`, but for what says how a handler is run; `concurrency` is the most jobs that
         are held at the same time, and `close_timeout` how long `close` waits for what is held (0: it is given back at
-        once). `on_lost` is called with a job that stops being ours before it was settled: its lock ran out, somebody
+        once). `on_lost` is called with a job that stops being ours before it was settled: its lock expired, somebody
         cancelled it, or the taker was closed."""
         require("ahead", isinstance(ahead, bool), "True or False", ahead)
         require("on_lost", on_lost is None or callable(on_lost), "a function that takes a Job", on_lost)
@@ -179,7 +179,7 @@ class Taker(JobConsumer):
         require("outcome", isinstance(outcome, Outcome), "an outcome", outcome)
         held = self._held.get(job)
         if held is None or held.outcome.done():
-            raise self._lost(job, "it was settled, lost or given back before")
+            raise self._lost(job, "it was already settled, lost or given back")
         held.outcome.set_result(outcome)
         try:
             async with asyncio.timeout(self.options.lock_ms / 1000):
@@ -202,7 +202,9 @@ class Taker(JobConsumer):
         raised = RuntimeError(error) if isinstance(error, str) else error
         outcome = self._started().runs.judge(job, Raised(raised))
         if not isinstance(outcome, Retry | Failed):
-            raise InvalidOption("error", "what a handler raises to fail; for others see `move_to_…`", error)
+            raise InvalidOption(
+                "error", "an error that a handler may raise to fail; for other outcomes see `move_to_…`", error
+            )
         await self.settle(job, outcome)
         return outcome
 
@@ -226,7 +228,7 @@ class Taker(JobConsumer):
         args = renew_arguments(self._keys, lock_ms, [job])
         lost, _, gone, _ = await engine.actions.evaluate("renew", [self._keys.stalled], args)
         if lost:
-            raise JobLockLost(self.queue_name, job.id, 0, "its lock ran out", is_gone=bool(gone))
+            raise JobLockLost(self.queue_name, job.id, 0, "its lock expired", is_gone=bool(gone))
 
     def _lost(self, job: Job, why: str) -> JobLockLost:
         return JobLockLost(self.queue_name, job.id, 0, why)

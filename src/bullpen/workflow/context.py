@@ -131,7 +131,7 @@ class StepContext:
         """
         if not self.can_send:
             raise InvalidOption(
-                "enqueue", "entities in a SQL ledger: only there a message can share their transaction", event_type
+                "enqueue", "entities in a SQL ledger: only there can a message share their transaction", event_type
             )
         from bullpen.ledger import OutboxItem
 
@@ -156,7 +156,7 @@ class StepContext:
         if self.follow_ups is None:
             raise InvalidOption(
                 "follow_up",
-                "entities in a store that keeps whole changes, such as SqlEntities or RedisEntities",
+                "entities in a store with change history, such as SqlEntities or RedisEntities",
                 event,
             )
         self.follow_ups.append((event, payload))

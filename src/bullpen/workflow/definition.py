@@ -90,7 +90,7 @@ class Transition(Generic[T, P, E, S]):
         fits = isinstance(self.ignore_in, _MANY) and not set(self.ignore_in) & set(self.sources)
         require("transition.ignore_in", fits, "a list of states, none of which is in `from_`", self.ignore_in)
         for action in self.actions:
-            require("transition.actions", _is_async(action), "functions made with `async def`", action)
+            require("transition.actions", _is_async(action), "functions declared with `async def`", action)
         _check_conditions("transition.conditions", self.conditions)
 
     @property

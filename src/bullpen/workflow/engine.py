@@ -297,7 +297,7 @@ class Engine(Generic[T, P, E, S]):
 
     def _tell_refused(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
         """The event is done and nothing has changed: without this nobody could find out why."""
-        asked = ", the fallback is asked" if self.definition.fallback is not None else ""
+        asked = ", the fallback is called" if self.definition.fallback is not None else ""
         logger.info(
             "Event %s changes nothing: no condition holds in state %s%s",
             *(word(event), word(status), asked),
@@ -359,7 +359,7 @@ class Engine(Generic[T, P, E, S]):
             if own != urn:
                 # It would be stored over another entity, or as a new one beside the old.
                 raise PermanentError(
-                    f"action {name_of(action)} changed the urn from {urn!r} to {own!r}; it names the entity"
+                    f"action {name_of(action)} changed the urn from {urn!r} to {own!r}; it identifies the entity"
                 )
         except _SIGNALS:
             raise

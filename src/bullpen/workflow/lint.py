@@ -136,7 +136,7 @@ def _changed_urns(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[
     for action in dict.fromkeys([*actions, *(hook.run for hook in hooks if hook.run is not None)]):
         changed = next(_changes(action, names), None)
         if changed is not None:
-            text = f"action {name_of(action)} changes {changed!r}, which names the entity: an entity keeps its urn"
+            text = f"action {name_of(action)} changes {changed!r}, which must never change: it identifies the entity"
             yield LintFinding("warning", "changed-urn", text)
 
 
@@ -190,7 +190,7 @@ def _blank_status(definition: AnyDefinition, store: EntityStore[Any, Any] | None
     except (AttributeError, KeyError, TypeError, ValueError):  # a blank entity need not have a status yet
         return
     if status is not None and status not in definition.all_states():
-        text = f"a new entity has the status {word(status)}, which is no state of the workflow"
+        text = f"a new entity has the status {word(status)}, which is not a state of the workflow"
         yield LintFinding("warning", "unknown-status", text)
 
 
@@ -223,9 +223,9 @@ def _loops(definition: AnyDefinition) -> Iterator[LintFinding]:
         told.add(frozenset(circle))
         names = " -> ".join(map(word, (*circle, circle[0])))
         if all(_is_forced(definition, state, circle) for state in circle):
-            yield LintFinding("error", "endless-loop", f"automatic steps run in a circle for ever: {names}")
+            yield LintFinding("error", "endless-loop", f"automatic steps run in an endless circle: {names}")
         else:
-            text = f"automatic steps may run in a circle, ended only by conditions: {names}"
+            text = f"automatic steps may run in a circle that only conditions end: {names}"
             yield LintFinding("warning", "endless-loop", text)
 
 
@@ -257,7 +257,9 @@ def _impossible(definition: AnyDefinition, hooks: Iterable[Hook]) -> Iterator[Li
             for event in many(hook.event):
                 if event not in events:
                     yield LintFinding(
-                        "error", "impossible-hook", f"{hook.name} waits for {word(event)}, which is no event"
+                        "error",
+                        "impossible-hook",
+                        f"{hook.name} waits for {word(event)}, which is not an event of the workflow",
                     )
         elif not any((source, target) in changes for source in many(hook.source) for target in many(hook.target)):
             source, target = ("/".join(map(word, many(each))) for each in (hook.source, hook.target))

@@ -28,17 +28,17 @@ COUNTED: Final = {
     ),
     "workflow.ignored": (
         "bullpen_workflow_ignored_total",
-        "Events that came too late for their entity's state and were ignored by rule.",
+        "Events that the state of the entity ignores.",
         ("workflow", "event"),
     ),
     "workflow.repeated": (
         "bullpen_workflow_repeated_total",
-        "Events that had been applied before and changed nothing.",
+        "Events that were applied before and changed nothing.",
         ("workflow",),
     ),
     "workflow.conflict": (
         "bullpen_workflow_conflicts_total",
-        "Changes that were decided anew because somebody else was faster.",
+        "Changes that were decided again because another process stored first.",
         ("workflow",),
     ),
 }

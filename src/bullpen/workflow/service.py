@@ -215,7 +215,7 @@ class Workflow(BaseService, Generic[T, P, E, S]):
         """Why it is not healthy, or None."""
         if await self.is_healthy():
             return None
-        return self.problem or "a consumer has ended, or the broker does not answer; the log says which"
+        return self.problem or "a consumer has ended, or the broker does not answer; see the log"
 
     async def _begin(self) -> None:
         await self._consumers.start()

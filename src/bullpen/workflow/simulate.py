@@ -15,7 +15,7 @@ from bullpen.ports.entity import HistoryEntry, Move
 from bullpen.workflow.definition import Definition
 from bullpen.workflow.machine import first_step, holds_for, is_ignored, next_step
 
-__all__ = ["Explanation", "Option", "Simulation", "explain", "simulate"]
+__all__ = ["Explanation", "PossibleEvent", "Simulation", "explain", "simulate"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -67,7 +67,7 @@ def simulate(definition: Definition[T, P, E, S], status: S, entity: T, events: I
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PossibleEvent:
     """One transition that an event may cause now."""
 
     event: str
@@ -85,7 +85,7 @@ class Explanation:
     status: str
     kind: Literal["idle", "final", "failed", "passing"]
     """passing: no state to rest at; an automatic step is missing, or no condition holds."""
-    options: tuple[Option, ...]
+    options: tuple[PossibleEvent, ...]
     history: tuple[HistoryEntry, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Explanation:
             at = entry.at.isoformat(timespec="milliseconds")
             lines.append(f"  {at} {entry.source} --{entry.event}--> {entry.target} ({entry.kind}{by}){reason}")
         if not self.options:
-            lines.append("no event leads on from here")
+            lines.append("no event leads out of this state")
         for option in self.options:
             lines.append(f"{option.event} leads to {option.target}" + ("" if option.holds else ", but not now"))
             lines += [f"  {name}: {answer}" for name, answer in option.conditions]
@@ -120,7 +120,7 @@ def explain(
         ]
         answers = tuple((getattr(one, "__qualname__", repr(one)), answer) for one, answer in asked)
         holds = all(answer == "holds" for _, answer in answers)
-        options += [Option(word(event), word(transition.to), holds, answers) for event in transition.events]
+        options += [PossibleEvent(word(event), word(transition.to), holds, answers) for event in transition.events]
     states = definition.states
     kind: Literal["idle", "final", "failed", "passing"] = "passing"
     if status == states.failed:

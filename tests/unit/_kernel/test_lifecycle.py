@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bullpen._kernel.lifecycle import AlreadyStopped, Lifecycle, State
+from bullpen._kernel.lifecycle import AlreadyStopped, Lifecycle, LifecycleState
 
 
 class Service:
@@ -51,7 +51,7 @@ async def test_start_then_stop() -> None:
     await service.life.stop()
 
     assert service.log == ["begin", "begun", "end", "ended"]
-    assert service.life.state is State.STOPPED
+    assert service.life.state is LifecycleState.STOPPED
 
 
 async def test_stopping_twice_ends_once_and_both_wait() -> None:
@@ -89,7 +89,7 @@ async def test_stopping_while_starting_cuts_the_start_short_and_cleans_up() -> N
     await service.life.stop()
 
     assert service.log == ["begin", "begin cancelled", "end", "ended"]
-    assert service.life.state is State.STOPPED
+    assert service.life.state is LifecycleState.STOPPED
     with pytest.raises(AlreadyStopped, match="while it started"):
         await starting
 
@@ -146,7 +146,7 @@ async def test_a_failed_start_cleans_up_and_tells_every_caller() -> None:
 
     assert [str(result) for result in results] == ["refused", "refused"]
     assert service.log == ["begin", "end", "ended"]
-    assert service.life.state is State.STOPPED
+    assert service.life.state is LifecycleState.STOPPED
 
 
 async def test_cancelling_the_first_starter_cancels_the_start_and_cleans_up() -> None:
@@ -196,4 +196,4 @@ async def test_an_error_while_ending_reaches_the_stopper_and_the_state_is_stoppe
     with pytest.raises(OSError, match="socket gone"):
         await life.stop()
 
-    assert life.state is State.STOPPED
+    assert life.state is LifecycleState.STOPPED

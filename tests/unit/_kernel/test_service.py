@@ -123,7 +123,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptu
         service.fails_with.set()
         await service._over.wait()
 
-    assert [record.getMessage() for record in caplog.records] == ["recorder has failed and does nothing any more"]
+    assert [record.getMessage() for record in caplog.records] == ["recorder failed and has stopped"]
 
 
 async def test_after_a_failure_start_raises_it_again() -> None:

@@ -128,7 +128,7 @@ async def test_a_failure_is_told_when_it_begins_and_when_it_ends(caplog: pytest.
     forget()
 
     assert [record.getMessage() for record in caplog.records] == [
-        "t failed: one; it goes on trying",
+        "t failed: one; it keeps trying",
         "t works again after 2 failures",
     ]
     assert [fields["failures"] for event, fields in events if event == "ticker.failed"] == [1, 2]

@@ -25,10 +25,10 @@ async def bench(
     payload: Annotated[int, Option(min=8, max=1_000_000, help="Bytes of data per job.")] = 100,
     yes: YesOption = False,
 ) -> None:
-    """Measure how fast jobs go in and out of your server: adding, running, latency.
+    """Measure how fast your server adds and runs jobs, and the latency.
 
-    Works on a queue of its own with a random name, which is removed afterwards, and checks that every job that went in
-    came out. A server that holds data is used only after a question: its other users feel the load.
+    It uses a queue of its own with a random name, checks that every job ran, and removes the queue. It asks before it
+    uses a server with data, because other users notice the load.
     """
     from bullpen.cli.bench.measure import Bench, JobsMissing, Sizes
 
@@ -92,11 +92,11 @@ async def _may_be_used(at: OnServer, app: Bullpen, sizes: Sizes, *, yes: bool) -
     keys = sum(int(count) for count in re.findall(r"^db\d+:keys=(\d+)", info, re.MULTILINE))
     if yes or (info and not keys):
         return
-    holds = f"holds {keys:,} keys" if info else "does not tell whether it is empty"
+    holds = f"holds {keys:,} keys" if info else "does not show whether it is empty"
     server = app.connection.address
     question = (
-        f"{server} {holds}. The benchmark adds {2 * sizes.jobs:,} jobs to a queue of its own and removes them; whoever "
-        "uses the server feels the load. Go on?"
+        f"{server} {holds}. The benchmark adds {2 * sizes.jobs:,} jobs to a queue of its own and removes them; all "
+        "users of the server notice the load. Continue?"
     )
     at.confirm(question, yes=False, refusal=f"{server} {holds}; the benchmark puts load on it and needs --yes")
 

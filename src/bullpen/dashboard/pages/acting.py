@@ -14,7 +14,7 @@ from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.jobs import read_counts, read_job
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.actions import ACTIONS, Action, Deed
-from bullpen.ops.words import counted, duration_text
+from bullpen.ops.status import counted, duration_text
 from bullpen.queue import JobState
 
 

@@ -89,9 +89,9 @@ async def add_form(context: Context) -> Page:
             if hide_secrets(data) == data and context.payloads:
                 fields["data"] = json_text(data)
             else:
-                problem = "Its data holds values that are hidden here, so it is not filled in."
+                problem = "Its data has values that are hidden here, so the form is left empty."
         except NotJson:
-            problem = "Its data is no JSON, so it is not filled in."
+            problem = "Its data is not JSON, so the form is left empty."
     return await _add_form(context, fields, problem)
 
 
@@ -130,7 +130,7 @@ async def add(context: Context) -> Page | PageAnswer:
         context.desk.forget()
         if context.request.is_api:
             return PageAnswer(201, msgspec.json.encode({"id": job_id, "added": added}), JSON)
-        told = f"The job {job_id} was added." if added == "created" else f"The job {job_id} was there already."
+        told = f"The job {job_id} was added." if added == "created" else f"The job {job_id} existed already."
         return context.redirect(context.url("queues", name, "jobs", job_id), told)
 
     return await or_form(context, _add_form, act)

@@ -16,7 +16,7 @@ from bullpen._kernel.scrub import summary
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.reads.ledger import ATTEMPT_WORDS, holds_up, ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
-from bullpen.ops.words import Word, counted, duration_text, outbox_word
+from bullpen.ops.status import WorkStatus, counted, duration_text, outbox_status
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -64,7 +64,7 @@ async def chain(context: Context) -> Page:
     parts = await read(context, ledger.parts())
     found = await read(context, ledger.looks.chain(wanted, parts=parts, tenant_id=context.tenant, limit=_MOST))
     if not found.rows and not found.moves:
-        raise PageProblem(404, "Nothing in the ledger carries this correlation id.", hint=command_line("outbox list"))
+        raise PageProblem(404, "Nothing in the ledger has this correlation id.", hint=command_line("outbox list"))
     now_ms = (await context.desk.snapshot()).at_ms if not context.principal.tenants else 0
     steps = _steps(context, found, now_ms)
     deliveries = [row for row in found.rows if row.integration_type != ledger.dead_letter_type]
@@ -84,24 +84,24 @@ async def _notes(context: Context, ledger: Ledger, rows: Sequence[ChainRow]) -> 
     return {name: note for name in sorted(to_leave) if (note := holds_up(troubled.get(name)))}
 
 
-def _standing(rows: Sequence[ChainRow], moves: Sequence[ChainMove], notes: Mapping[str, str]) -> tuple[str, Word]:
+def _standing(rows: Sequence[ChainRow], moves: Sequence[ChainMove], notes: Mapping[str, str]) -> tuple[str, WorkStatus]:
     """The worst first."""
-    words = [outbox_word(row.status) for row in rows]
+    words = [outbox_status(row.status) for row in rows]
     failed = [move for move in moves if move.kind == "failed"]
-    if dead := words.count(Word.DEAD):
-        return f"{counted(dead, 'delivery', 'deliveries')} of {len(words)} failed finally.", Word.DEAD
+    if dead := words.count(WorkStatus.DEAD):
+        return f"{counted(dead, 'delivery', 'deliveries')} of {len(words)} failed finally.", WorkStatus.DEAD
     if failed:
-        return f"An action of {failed[-1].workflow} failed; its entity waits for somebody.", Word.DEAD
+        return f"An action of {failed[-1].workflow} failed; its entity needs attention.", WorkStatus.DEAD
     if notes:
         held = sum(row.status in _TO_LEAVE and row.integration_type in notes for row in rows)
-        return f"{counted(held, 'delivery waits', 'deliveries wait')}. {' '.join(notes.values())}", Word.BLOCKED
-    if retrying := words.count(Word.RETRYING):
-        return f"{counted(retrying, 'delivery is', 'deliveries are')} tried again.", Word.RETRYING
-    if waiting := sum(word in (Word.WAITING, Word.ACTIVE) for word in words):
-        return f"{counted(waiting, 'delivery is', 'deliveries are')} on the way.", Word.ACTIVE
+        return f"{counted(held, 'delivery waits', 'deliveries wait')}. {' '.join(notes.values())}", WorkStatus.BLOCKED
+    if retrying := words.count(WorkStatus.RETRYING):
+        return f"{counted(retrying, 'delivery is', 'deliveries are')} tried again.", WorkStatus.RETRYING
+    if waiting := sum(word in (WorkStatus.WAITING, WorkStatus.ACTIVE) for word in words):
+        return f"{counted(waiting, 'delivery is', 'deliveries are')} on the way.", WorkStatus.ACTIVE
     if words:
-        return f"{counted(len(words), 'delivery', 'deliveries')} arrived.", Word.DONE
-    return f"{counted(len(moves), 'transition')} and no delivery.", Word.DONE
+        return f"{counted(len(words), 'delivery', 'deliveries')} arrived.", WorkStatus.DONE
+    return f"{counted(len(moves), 'transition')} and no delivery.", WorkStatus.DONE
 
 
 def _steps(context: Context, found: Chain, now_ms: int) -> tuple[ChainStep, ...]:
@@ -109,7 +109,7 @@ def _steps(context: Context, found: Chain, now_ms: int) -> tuple[ChainStep, ...]
     steps = [
         ChainStep(
             ms_of(event.recorded_at),
-            *("event", Word.DONE.value, "event"),
+            *("event", WorkStatus.DONE.value, "event"),
             event.event_type,
             f"version {event.version} of {event.stream_id}",
         )
@@ -122,7 +122,7 @@ def _steps(context: Context, found: Chain, now_ms: int) -> tuple[ChainStep, ...]
         if row.status in _TO_LEAVE and ms_of(row.due_at) > max(now_ms, ms_of(row.created_at)):
             title = f"{row.integration_type} is tried again" if row.attempts else f"{row.integration_type} is due"
             url = context.url("outbox", row.id)
-            steps.append(ChainStep(ms_of(row.due_at), "due", Word.DELAYED.value, "due", title, url=url))
+            steps.append(ChainStep(ms_of(row.due_at), "due", WorkStatus.DELAYED.value, "due", title, url=url))
     steps.sort(key=lambda step: (step.at_ms, _ORDER[step.kind]))
     return tuple(
         msgspec.structs.replace(step, after_ms=step.at_ms - steps[place - 1].at_ms) if place else step
@@ -134,7 +134,7 @@ _ORDER: Final = {"event": 0, "move": 1, "row": 2, "attempt": 3, "due": 4}
 
 
 def _row_step(context: Context, row: ChainRow) -> ChainStep:
-    word = outbox_word(row.status)
+    word = outbox_status(row.status)
     return ChainStep(
         ms_of(row.created_at),
         *("row", word.value, row.status.lower()),
@@ -146,7 +146,7 @@ def _row_step(context: Context, row: ChainRow) -> ChainStep:
 
 
 def _attempt_step(context: Context, each: ChainAttempt, row: ChainRow) -> ChainStep:
-    word = ATTEMPT_WORDS.get(each.outcome, Word.WAITING)
+    word = ATTEMPT_WORDS.get(each.outcome, WorkStatus.WAITING)
     facts = [f"by {each.worker}"] if each.worker else []
     if each.started_at is not None:
         facts.append(f"took {duration_text(ms_of(each.finished_at) - ms_of(each.started_at))}")
@@ -169,7 +169,7 @@ def _move_step(context: Context, move: ChainMove) -> ChainStep:
         facts.append(f"attempt {move.attempt}")
     if move.user_id:
         facts.append(f"user {move.user_id}")
-    word = Word.DEAD if move.kind == "failed" else Word.DONE
+    word = WorkStatus.DEAD if move.kind == "failed" else WorkStatus.DONE
     return ChainStep(
         ms_of(move.at),
         *("move", word.value, "transition" if move.kind == "event" else move.kind),

@@ -19,7 +19,7 @@ from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
-from bullpen.ops.words import Word
+from bullpen.ops.status import WorkStatus
 
 if TYPE_CHECKING:
     from bullpen.ledger.destinations import Destination
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SAMPLE: Final = 2_000
 _WINDOWS: Final = (("5 min", 300_000), ("1 h", 3_600_000), ("24 h", 86_400_000))
-_STATES: Final = {"disabled": Word.PAUSED, "broken": Word.DEAD, "probing": Word.RETRYING}
+_STATES: Final = {"disabled": WorkStatus.PAUSED, "broken": WorkStatus.DEAD, "probing": WorkStatus.RETRYING}
 
 
 class Window(msgspec.Struct, rename="camel", frozen=True):
@@ -105,7 +105,7 @@ def _row(
     return DestinationRow(
         type=name,
         state=state,
-        word=_STATES.get(state, Word.DONE).value,
+        word=_STATES.get(state, WorkStatus.DONE).value,
         broken_ms=0 if known is None else known.broken_ms,
         trips=0 if known is None else known.trips,
         disabled_by="" if known is None else known.disabled_by or "",
@@ -152,7 +152,7 @@ async def _find(context: Context) -> DestinationRow:
     wanted = context.path["type"]
     row = next((each for each in (await _rows(context)).destinations if each.type == wanted), None)
     if row is None:
-        raise PageProblem(404, "Nothing was ever sent there, and nothing waits.", hint="bullpen outbox stats")
+        raise PageProblem(404, "Nothing was ever sent there, and no row waits.", hint="bullpen outbox stats")
     return row
 
 
@@ -162,21 +162,21 @@ async def _prepare(context: Context) -> LedgerDeed:
     if verb == "disable":
         return LedgerDeed(
             *("destination.disable", "Switch off", row.type),
-            "Nothing is sent there any more. Its rows wait in the database and lose no attempt.",
+            "Nothing is sent there any more. Its rows wait in the database; no attempt is counted.",
             "It can be undone: switching it on again sends what waits.",
             back,
             command_line("outbox destinations disable", row.type),
-            refused="It is switched off already." if row.state == "disabled" else "",
+            refused="It is disabled already." if row.state == "disabled" else "",
             undo_at=context.url("destinations", row.type, "act", "enable"),
         )
     if verb == "enable":
         return LedgerDeed(
             *("destination.enable", "Switch on" if row.state == "disabled" else "Try again now", row.type),
-            "Deliveries go there again at once, and that it was broken is forgotten.",
+            "Deliveries resume at once, and the breaker is reset.",
             "It can be undone by switching it off.",
             back,
             command_line("outbox destinations enable", row.type),
-            refused="It is in order: there is nothing to switch on." if row.state == "in order" else "",
+            refused="It is enabled and has no problem." if row.state == "in order" else "",
         )
     raise PageProblem(404, "There is no such action.")
 

@@ -86,7 +86,7 @@ async def store(context: Context) -> Page | PageAnswer:
         if "zone" in fields:
             zone = fields["zone"].strip()
             if str(find_zone(zone)) != zone:
-                raise PageProblem(422, f"{zone[:60]!r} is no time zone; write one such as Europe/Berlin or UTC.")
+                raise PageProblem(422, f"{zone[:60]!r} is not a time zone; write one such as Europe/Berlin or UTC.")
             answer.cookies.append(_kept("zone", urllib.parse.quote(zone, safe="")))
         return answer
 

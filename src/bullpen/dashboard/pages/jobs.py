@@ -20,9 +20,9 @@ from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import NotJson
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.pauses import PauseNote
+from bullpen.ops.status import counted
 from bullpen.ops.views.jobs import JobsView
 from bullpen.ops.views.queues import QueueRow, queue_row
-from bullpen.ops.words import counted
 from bullpen.queue import JobState
 
 BULK: Final = ("job.retry", "job.promote", "job.remove")
@@ -229,12 +229,12 @@ async def part(context: Context) -> PageAnswer:
         raise PageProblem(404, "There is no such job.")
     raw = {"data": found.record.raw_data, "result": found.record.field(b"returnvalue")}.get(context.path["part"])
     if raw is None:
-        raise PageProblem(404, "The job has no such part.")
+        raise PageProblem(404, "The job has no such field.")
     try:
         body = json_bytes(hide_secrets(json.decode(raw)))
     except NotJson:
         if len(raw) > _MOST_SEARCHED:
-            text = "It is no JSON, and too large to be searched for secrets."
+            text = "It is not JSON, and too large to be searched for secrets."
             raise PageProblem(422, text, hint=command_line("jobs show", context.path["queue"], found.id)) from None
         body = scrub_lines(raw.decode("utf-8", "replace")).encode()
     kind = "attachment" if context.query.get("download") else "inline"

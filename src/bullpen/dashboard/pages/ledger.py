@@ -19,8 +19,8 @@ from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import holds_up, ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
+from bullpen.ops.status import counted, duration_text, outbox_status, run_status
 from bullpen.ops.views.jobs import Payload
-from bullpen.ops.words import counted, duration_text, outbox_word, run_word
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger, OutboxRow
@@ -133,7 +133,7 @@ async def outbox(context: Context) -> Page:
         LedgerRow(
             id=str(row.id),
             status=row.status.value,
-            word=outbox_word(row.status.value).value,
+            word=outbox_status(row.status.value).value,
             kind=row.integration_type,
             name=row.event_type,
             tenant=row.tenant_id or "",
@@ -187,7 +187,7 @@ async def outbox_row(context: Context) -> Page:
     view = LedgerItem(
         id=row_id,
         status=row.status.value,
-        word=outbox_word(row.status.value).value,
+        word=outbox_status(row.status.value).value,
         facts=_facts(
             type=row.integration_type,
             event=row.event_type,
@@ -262,7 +262,7 @@ async def runs(context: Context) -> Page:
         LedgerRow(
             id=str(row.id),
             status=row.status.value,
-            word=run_word(row.status.value).value,
+            word=run_status(row.status.value).value,
             kind=row.handler or "default",
             name=row.version_id,
             tenant=row.tenant_id,
@@ -288,7 +288,7 @@ async def run(context: Context) -> Page:
     view = LedgerItem(
         id=run_id,
         status=row.status.value,
-        word=run_word(row.status.value).value,
+        word=run_status(row.status.value).value,
         facts=_facts(
             handler=row.handler,
             version=row.version_id,
@@ -372,8 +372,8 @@ async def _prepare_run(context: Context) -> LedgerDeed:
     if verb == "cancel":
         return LedgerDeed(
             *("run.cancel", "Cancel", row.id),
-            "The run ends, and what none of its steps has spent of its cost is given back. A worker that has it stops "
-            "at its next step.",
+            "The run ends, and the part of its cost that no step has spent is returned. A worker that has the run "
+            "stops at its next step.",
             "It cannot be undone.",
             back,
             command_line("runs cancel", row.id, tenant=row.tenant_id),
@@ -383,7 +383,7 @@ async def _prepare_run(context: Context) -> LedgerDeed:
     if verb == "retry":
         return LedgerDeed(
             *("run.retry", "Retry", row.id),
-            f"The run goes back into line with its id and key, and its cost of {row.cost:,} is reserved again. Steps "
+            f"The run is queued again with its id and key, and its cost of {row.cost:,} is reserved again. Steps "
             "that are done stay done.",
             "It cannot be undone, but it can be cancelled.",
             back,
@@ -403,7 +403,7 @@ async def _perform_run(context: Context, _reason: str) -> str:
         await service.cancel(row.tenant_id, row.id, actor=context.actor.name)
         return f"The run {row.id} is cancelled."
     await service.retry(row.tenant_id, row.id, actor=context.actor.name)
-    return f"The run {row.id} is back in line."
+    return f"The run {row.id} is queued again."
 
 
 async def _run_of(context: Context, ledger: Ledger) -> RunRow:

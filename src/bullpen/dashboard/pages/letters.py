@@ -169,12 +169,12 @@ async def edit(context: Context) -> Page | PageAnswer:
     try:
         patch = msgspec.json.decode(fields.get("patch", ""))
     except msgspec.DecodeError as error:
-        raise PageProblem(422, f"The change is no JSON: {_place(str(error), fields.get('patch', ''))}.") from None
+        raise PageProblem(422, f"The change is not JSON: {_place(str(error), fields.get('patch', ''))}.") from None
     console = await context.desk.console(_tenant(context))
     reason = fields.get("reason", "")[:200]
     found, change = await console.edit(found.store, found.letter.id, merge=patch, why=reason)
     if fields.get("before") and fields["before"] != change.before:
-        raise PageProblem(409, "The stored payload has changed meanwhile. Open the letter again.")
+        raise PageProblem(409, "The stored payload has changed in the meantime. Open the dead letter again.")
     if not fields.get("confirmed"):
         view = _view(found, "", payloads=True)
         before, after = (json_text(hide_secrets(each)) for each in (found.letter.data, change.data))
@@ -235,7 +235,7 @@ async def perform(context: Context) -> PageAnswer:
             text = f"{await console.redrive(store, entry, by=context.principal.name)} was sent back."
         else:
             await console.discard(store, entry, by=context.principal.name)
-            text = f"{entry} was thrown away."
+            text = f"{entry} was discarded."
         context.desk.forget()
         return _done(context, text)
     if context.principal.tenants:
@@ -243,7 +243,7 @@ async def perform(context: Context) -> PageAnswer:
     count = _number(fields, "count")
     if verb == "discard" and count > _FREE_DISCARD:
         if not context.principal.may(Permission.ADMIN):
-            raise PageProblem(403, f"Throwing away more than {_FREE_DISCARD} letters needs the role admin.")
+            raise PageProblem(403, f"Discarding more than {_FREE_DISCARD} dead letters needs the role admin.")
         if fields.get("typed", "") != (store or "all stores"):
             raise PageProblem(422, f"Type the name of the store to confirm: {store or 'all stores'}")
     operation = Operation(

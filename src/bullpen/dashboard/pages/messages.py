@@ -22,8 +22,8 @@ from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import ledger_of, ms_of, read
 from bullpen.dashboard.render import find_zone
 from bullpen.dashboard.routes import Context, Page, PageRoute
+from bullpen.ops.status import duration_text, message_status
 from bullpen.ops.views.jobs import Payload
-from bullpen.ops.words import duration_text, message_word
 
 if TYPE_CHECKING:
     from bullpen.ledger.message_records import MessageHour, MessageRow
@@ -157,7 +157,7 @@ def _line(context: Context, row: MessageRow) -> MessageLine:
     return MessageLine(
         id=row.id,
         status=row.status.value,
-        word=message_word(row.status.value).value,
+        word=message_status(row.status.value).value,
         occasion=f"{row.occasion} {row.label}".strip(),
         recipient=row.recipient_id,
         tenant=row.tenant_id,
@@ -218,12 +218,12 @@ def _says(row: MessageRow) -> str:
         case "SENT":
             return "It was sent."
         case "PARKED":
-            return "Nobody knows whether it was sent: a person decides."
+            return "It is unknown whether it was sent: a person must decide."
         case "FAILED":
             return f"Sending failed after {row.attempts} {'attempt' if row.attempts == 1 else 'attempts'}."
         case "SKIPPED" | "EXPIRED":
-            return "It was too late, by its policy."
-    return "Its recipient or its occasion is gone, or somebody cancelled it."
+            return "It was too late under its policy."
+    return "Its recipient or its occasion was removed, or somebody cancelled it."
 
 
 async def calendar(context: Context) -> Page:
@@ -311,20 +311,20 @@ _VERBS: Final = {
         "Send again",
         "The message is sent again, to the same recipient and with the same key: a provider that knows the key may "
         "ignore the repetition.",
-        "It can be taken back until a sender has it.",
+        "It can be cancelled until a sender has it.",
         "is in line again",
         frozenset({"FAILED", "EXPIRED", "SKIPPED", "PARKED"}),
     ),
     "resolve": _Verb(
         "It was sent",
-        "You say that the message arrived. It is not sent again.",
+        "You confirm that the message arrived. It is not sent again.",
         "It cannot be undone.",
         "counts as sent",
         frozenset({"PARKED"}),
     ),
     "cancel": _Verb(
         "Cancel",
-        "The message is taken back: nobody gets it.",
+        "The message is cancelled and not sent.",
         "It cannot be undone.",
         "is cancelled",
         frozenset({"CREATED", "QUEUED"}),
@@ -360,7 +360,7 @@ async def _perform(context: Context, _reason: str) -> str:
     work: dict[str, Any] = {"retry": store.retry, "resolve": store.resolve, "cancel": store.cancel}
     done = await work[context.path["verb"]]([row.id], by=context.actor.name)
     if not done:
-        raise PageProblem(409, "Somebody else was faster: the message has another status now.")
+        raise PageProblem(409, "The message was changed in the meantime and has another status now.")
     return f"The message {row.id} {_VERBS[context.path['verb']].done}."
 
 

@@ -332,7 +332,7 @@ async def _queues(context: Context) -> tuple[QueuesView, Action]:
             if note is None:
                 left[look.queue] = "is not paused"
             elif not note.group:
-                left[look.queue] = f"was paused by itself{f' by {note.by}' if note.by else ''}"
+                left[look.queue] = f"was paused on its own{f' by {note.by}' if note.by else ''}"
     meant = tuple(look.queue for look in looks if look.queue not in left)
     return QueuesView(action.verb, name, meant, left), action
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bullpen.dashboard._web import PageAnswer, PageProblem
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.overview import ConnectedWorker, grouped_by_place, workers_by_queue
-from bullpen.ops.signs import DEAD_SUFFIX
+from bullpen.ops.symptoms import DEAD_SUFFIX
 from bullpen.wire.keys import QueueKeys
 
 _SEARCHED: Final = 1_000
@@ -124,7 +124,7 @@ async def _chains(context: Context, asked: str) -> list[Hit]:
     found = await context.desk.within(ledger.looks.chain(asked[:200], parts=parts, limit=1), "ledger")
     if not found.rows and not found.moves:
         return []
-    return [_hit("chain", f"from event to receipt of {asked}", context.url("chains", asked))]
+    return [_hit("chain", f"chain of events and deliveries of {asked}", context.url("chains", asked))]
 
 
 async def _entities(context: Context, asked: str) -> list[Hit]:

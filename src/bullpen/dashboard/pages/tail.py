@@ -14,8 +14,8 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import summary
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.overview import grouped_by_place
+from bullpen.ops.status import WorkStatus
 from bullpen.ops.views.queues import OPERATIONS
-from bullpen.ops.words import Word
 from bullpen.wire.events import QueueEvent
 from bullpen.wire.keys import QueueKeys
 
@@ -24,18 +24,18 @@ _READ: Final = 300
 _READ_OF_ONE: Final = 2_000
 _SHOWN: Final = 150
 _WORDS: Final = {
-    "added": Word.WAITING,
-    "waiting": Word.WAITING,
-    "delayed": Word.DELAYED,
-    "active": Word.ACTIVE,
-    "progress": Word.ACTIVE,
-    "completed": Word.DONE,
-    "failed": Word.DEAD,
-    "retries-exhausted": Word.DEAD,
-    "stalled": Word.RETRYING,
-    "waiting-children": Word.BLOCKED,
-    "paused": Word.PAUSED,
-    "removed": Word.CANCELLED,
+    "added": WorkStatus.WAITING,
+    "waiting": WorkStatus.WAITING,
+    "delayed": WorkStatus.DELAYED,
+    "active": WorkStatus.ACTIVE,
+    "progress": WorkStatus.ACTIVE,
+    "completed": WorkStatus.DONE,
+    "failed": WorkStatus.DEAD,
+    "retries-exhausted": WorkStatus.DEAD,
+    "stalled": WorkStatus.RETRYING,
+    "waiting-children": WorkStatus.BLOCKED,
+    "paused": WorkStatus.PAUSED,
+    "removed": WorkStatus.CANCELLED,
 }
 KINDS: Final = tuple(_WORDS)
 
@@ -111,7 +111,7 @@ def _row(context: Context, queue: str, event: QueueEvent) -> TailRow:
         at_ms=event.timestamp,
         queue=queue,
         event=event.event,
-        word=_WORDS.get(event.event, Word.WAITING).value,
+        word=_WORDS.get(event.event, WorkStatus.WAITING).value,
         job=event.job_id or "",
         detail=summary(reason) if reason else "",
     )

@@ -21,7 +21,7 @@ from bullpen.dashboard.reads.ledger import ms_of
 from bullpen.dashboard.render import state_diagram
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import BullpenError, InvalidOption, NotJson, word
-from bullpen.ops.words import Word
+from bullpen.ops.status import WorkStatus
 from bullpen.ports.entity import EntityBrowser, HistoryEntry
 from bullpen.workflow.service import Workflow
 
@@ -30,7 +30,12 @@ AnyWorkflow = Workflow[Any, Any, Any, Any]
 _PER_PAGE: Final = 50
 _HISTORY: Final = 100
 _COUNTED: Final = 100_000
-_KIND_WORDS: Final = {"idle": Word.WAITING, "final": Word.DONE, "failed": Word.DEAD, "passing": Word.ACTIVE}
+_KIND_WORDS: Final = {
+    "idle": WorkStatus.WAITING,
+    "final": WorkStatus.DONE,
+    "failed": WorkStatus.DEAD,
+    "passing": WorkStatus.ACTIVE,
+}
 
 
 class WorkflowRow(msgspec.Struct, rename="camel", frozen=True):
@@ -270,7 +275,7 @@ async def emit(context: Context) -> Page | PageAnswer:
             key, by = fields.get("nonce") or context.id, context.actor.name[:60]
             sending = found.send(event, urn, payload, idempotency_key=f"dashboard-{key}", user_id=by)
             receipt = await context.desk.within(sending)
-            return [f"The event {word(event)} is on its way: {receipt.id}."]
+            return [f"The event {word(event)} was published: {receipt.id}."]
 
         (told,) = await context.once(f"emit {found.name} {urn}", do)
         if context.request.is_api:
@@ -325,7 +330,7 @@ async def _read(context: Context, work: Any) -> Any:
         raise
     except Exception as error:  # a store or a condition of the app
         raise PageProblem(
-            502, f"The app's own code could not answer: {type(error).__name__}. The log of the dashboard has more."
+            502, f"The app's own code failed: {type(error).__name__}. The log of the dashboard has more."
         ) from error
 
 

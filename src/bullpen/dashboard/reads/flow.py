@@ -15,7 +15,7 @@ import msgspec
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.desk import Desk
 from bullpen.errors import InvalidOption
-from bullpen.ops.words import counted, job_word
+from bullpen.ops.status import counted, job_status
 from bullpen.queue import JobState
 from bullpen.queue.children import PARTS
 from bullpen.queue.heads import JobHead
@@ -68,14 +68,14 @@ class FlowView(msgspec.Struct, rename="camel", frozen=True):
 
 
 @dataclass(slots=True)
-class _Node:
+class _FlowNode:
     keys: QueueKeys
     id: str
     kind: str
     head: JobHead | None = None
     state: JobState = JobState.UNKNOWN
     counts: dict[str, int] = field(default_factory=dict)
-    children: list[_Node] = field(default_factory=list)
+    children: list[_FlowNode] = field(default_factory=list)
     after: str = ""
 
     @property
@@ -90,7 +90,7 @@ async def read_flow(desk: Desk, queue: str, job_id: str, *, kind: str = "", afte
 
 
 async def _read(desk: Desk, queue: str, job_id: str, kind: str, after: str) -> FlowView:
-    root = _Node(desk.queue(queue).keys, job_id, "")
+    root = _FlowNode(desk.queue(queue).keys, job_id, "")
     level, shown, depth = [root], 0, 0
     while level:
         await _look(desk, level)
@@ -125,7 +125,7 @@ async def _read(desk: Desk, queue: str, job_id: str, kind: str, after: str) -> F
     )
 
 
-async def _look(desk: Desk, nodes: list[_Node]) -> None:
+async def _look(desk: Desk, nodes: list[_FlowNode]) -> None:
     """Heads, states and counts of children of the jobs of one level: a few calls for each queue of it."""
     for keys, mine in _by_queue(nodes):
         heads = {head.record.id: head for head in await desk.queue(keys.name).heads_of([node.id for node in mine])}
@@ -153,7 +153,7 @@ async def _ask(desk: Desk, keys: QueueKeys, each: Sequence[Sequence[tuple[str, .
     return found
 
 
-def _questions(node: _Node) -> list[tuple[str, ...]]:
+def _questions(node: _FlowNode) -> list[tuple[str, ...]]:
     """Whether it has children, and where it is as far as its parent does not know that."""
     parts = ("EXISTS", *(f"{node.key}:{part.suffix}" for part in PARTS.values()))
     if node.kind in _STATE_OF:
@@ -163,7 +163,7 @@ def _questions(node: _Node) -> list[tuple[str, ...]]:
     return [parts, ("EXISTS", f"{node.key}:lock"), *(("ZSCORE", name, node.id) for name in sets)]
 
 
-def _state(node: _Node, found: list[Any]) -> JobState:
+def _state(node: _FlowNode, found: list[Any]) -> JobState:
     assert node.head is not None
     if node.kind in _STATE_OF:
         return _STATE_OF[node.kind]
@@ -173,7 +173,7 @@ def _state(node: _Node, found: list[Any]) -> JobState:
     return known or (JobState.ACTIVE if lock else otherwise)
 
 
-async def _open(desk: Desk, parent: _Node, most: int, only: str, after: str) -> None:
+async def _open(desk: Desk, parent: _FlowNode, most: int, only: str, after: str) -> None:
     """The first children of a job; those that are not shown have a place where they begin."""
     door = desk.app.connection.shared_door(parent.keys.base)
     for kind in _ORDER:
@@ -200,30 +200,30 @@ def _place(text: str) -> tuple[str, int]:
     return (cursor, min(int(skip), 1_000_000)) if is_right and len(skip) < 8 else ("0", 0)
 
 
-def _child(key: str, prefix: str, kind: str) -> _Node | None:
+def _child(key: str, prefix: str, kind: str) -> _FlowNode | None:
     """A job by its full key; None for one under another prefix, which is of another dashboard."""
     if not key.startswith(f"{prefix}:"):
         return None
     name, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
     try:
-        return _Node(QueueKeys(prefix, name), job_id, kind)
+        return _FlowNode(QueueKeys(prefix, name), job_id, kind)
     except InvalidOption:
         return None
 
 
-def _by_queue(nodes: Iterable[_Node]) -> list[tuple[QueueKeys, list[_Node]]]:
-    found: dict[str, tuple[QueueKeys, list[_Node]]] = {}
+def _by_queue(nodes: Iterable[_FlowNode]) -> list[tuple[QueueKeys, list[_FlowNode]]]:
+    found: dict[str, tuple[QueueKeys, list[_FlowNode]]] = {}
     for node in nodes:
         found.setdefault(node.keys.base, (node.keys, []))[1].append(node)
     return list(found.values())
 
 
-def _drawn(node: _Node) -> FlowBranch:
+def _drawn(node: _FlowNode) -> FlowBranch:
     assert node.head is not None
     record = node.head.record
     children = tuple(_drawn(child) for child in node.children if child.head is not None)
     total, began, ended = sum(node.counts.values()), record.processed_on, record.finished_on
-    word = job_word(node.state.value, attempts_made=record.attempts_made, has_failed=bool(record.raw_failed_reason))
+    word = job_status(node.state.value, attempts_made=record.attempts_made, has_failed=bool(record.raw_failed_reason))
     return FlowBranch(
         queue=node.keys.name,
         id=record.id,
@@ -239,7 +239,7 @@ def _drawn(node: _Node) -> FlowBranch:
     )
 
 
-def _stuck(node: _Node) -> str:
+def _stuck(node: _FlowNode) -> str:
     """A parent that waits for a child which failed finally waits for ever: nothing tells it."""
     if node.state is not JobState.WAITING_CHILDREN:
         return ""
@@ -247,9 +247,14 @@ def _stuck(node: _Node) -> str:
     gone = [child.id for child in node.children if child.kind == "pending" and child.head is None]
     if failed:
         told = counted(len(failed), "child", "children")
-        return f"It can never run by itself: {told} failed finally ({', '.join(failed[:3])}). Retry or remove them."
+        return (
+            f"It cannot run without your help: {told} failed finally ({', '.join(failed[:3])}). Retry or remove them."
+        )
     if gone:
-        return f"It can never run by itself: the child {gone[0]} is gone. Remove the job, and add it again without it."
+        return (
+            f"It cannot run without your help: the child {gone[0]} is gone. "
+            "Remove the job, and add it again without this child."
+        )
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.routes import Context
-from bullpen.ops.words import Word, duration_text
+from bullpen.ops.status import WorkStatus, duration_text
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -19,7 +19,7 @@ __all__ = ["ATTEMPT_WORDS", "holds_up", "ledger_of", "ms_of", "read"]
 
 T = TypeVar("T")
 
-ATTEMPT_WORDS: Final = {"SENT": Word.DONE, "FAILED": Word.RETRYING, "DEAD": Word.DEAD}
+ATTEMPT_WORDS: Final = {"SENT": WorkStatus.DONE, "FAILED": WorkStatus.RETRYING, "DEAD": WorkStatus.DEAD}
 """How a delivery went, in the common words."""
 
 
@@ -27,7 +27,7 @@ async def ledger_of(context: Context, part: str = "outbox", page: str = "") -> L
     """The ledger with the tables of a part. Raises PageProblem that says how they are made."""
     ledger = await context.desk.ledger()
     if ledger is None:
-        raise PageProblem(404, "No ledger is configured, or its tables are not made.", hint=command_line("migrate"))
+        raise PageProblem(404, "No ledger is configured, or its tables are missing.", hint=command_line("migrate"))
     if part not in await read(context, ledger.parts()):
         advice = command_line("migrate", **{"for": part})
         raise PageProblem(404, f"This ledger has no tables for {page or part}.", hint=advice)
@@ -42,7 +42,7 @@ def holds_up(known: Destination | None) -> str:
     """Why nothing leaves for a destination, as a sentence; empty when it is in order or tries again."""
     if known is not None and known.state == "disabled":
         reason = f": {known.reason}" if known.reason else ""
-        return f"{known.integration_type} was switched off by {known.disabled_by}{reason}."
+        return f"{known.integration_type} was disabled by {known.disabled_by}{reason}."
     if known is not None and known.state == "broken":
         return f"The breaker of {known.integration_type} is open for another {duration_text(known.broken_ms)}."
     return ""

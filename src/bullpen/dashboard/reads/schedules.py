@@ -11,9 +11,9 @@ import msgspec
 
 from bullpen.dashboard.desk import Desk
 from bullpen.errors import InvalidOption
-from bullpen.ops.overview import Picture, grouped_by_place
-from bullpen.ops.signs import Sign
-from bullpen.ops.words import duration_text
+from bullpen.ops.overview import Snapshot, grouped_by_place
+from bullpen.ops.status import duration_text
+from bullpen.ops.symptoms import Symptom
 from bullpen.queue import SchedulerRecord
 from bullpen.wire.keys import QueueKeys
 
@@ -70,10 +70,10 @@ def schedule_row(queue: str, record: SchedulerRecord, ended: str, now_ms: int) -
     )
 
 
-async def late_schedules(desk: Desk, picture: Picture) -> list[Sign]:
+async def late_schedules(desk: Desk, picture: Snapshot) -> list[Symptom]:
     """A sign for each queue with schedules whose time has passed and whose job did not begin: nobody works there."""
 
-    async def ask() -> list[Sign]:
+    async def ask() -> list[Symptom]:
         connection, prefix = desk.app.connection, desk.app.prefix
         names = [look.queue for look in picture.looks if not look.paused][:_MOST_QUEUES]
         before = str(picture.at_ms - _LATE_MS)
@@ -87,7 +87,7 @@ async def late_schedules(desk: Desk, picture: Picture) -> list[Sign]:
     return await desk.within(desk.once("late schedules", ask, for_s=_ASKED_EVERY_S))
 
 
-async def _signs(desk: Desk, name: str, now_ms: int) -> list[Sign]:
+async def _signs(desk: Desk, name: str, now_ms: int) -> list[Symptom]:
     """Those of one queue: paused and ended ones stand in the same list."""
     queue = desk.queue(name)
     rows = [
@@ -95,7 +95,7 @@ async def _signs(desk: Desk, name: str, now_ms: int) -> list[Sign]:
         for record in await queue.schedulers(count=100)
     ]
     return [
-        Sign(
+        Symptom(
             "schedule_late",
             name,
             row.late_ms,

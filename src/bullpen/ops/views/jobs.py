@@ -14,7 +14,7 @@ from bullpen._kernel import json
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.errors import NotJson
 from bullpen.ops.explain import JobExplanation, JobFacts, explain
-from bullpen.ops.words import job_word
+from bullpen.ops.status import job_status
 from bullpen.queue import JobState
 from bullpen.queue.heads import JobHead
 from bullpen.wire.events import QueueEvent
@@ -44,7 +44,7 @@ class Payload(msgspec.Struct, rename="camel", frozen=True):
     size: int
     value: Any = None
     text: str = ""
-    """What is shown instead, when it is no JSON or too large."""
+    """What is shown instead, when it is not JSON or too large."""
     hidden: str = ""
     """Why nothing is shown."""
 
@@ -154,7 +154,7 @@ def job_row(head: JobHead, state: JobState, *, payloads: bool) -> JobRow:
     record = head.record
     error = record.raw_failed_reason or ""
     made = record.attempts_made
-    word = job_word(state.value, attempts_made=made, has_failed=bool(error))
+    word = job_status(state.value, attempts_made=made, has_failed=bool(error))
     began, ended = record.processed_on, record.finished_on
     return JobRow(
         id=record.id,
@@ -202,7 +202,7 @@ def job_view(
 ) -> JobView:
     """Everything about one job."""
     error = record.raw_failed_reason or ""
-    word = job_word(facts.state.value, attempts_made=record.attempts_made, has_failed=bool(error))
+    word = job_status(facts.state.value, attempts_made=record.attempts_made, has_failed=bool(error))
     parent = record.parent_key or ""
     parent_base, _, parent_id = parent.rpartition(":")
     explanation: JobExplanation = explain(facts)

@@ -1,7 +1,7 @@
 """Queues as people see them: all of them with a verdict, and one with its lists.
 
 In: a snapshot of all queues, limits, a queue. Out: views. Nothing is asked that costs more when more jobs are stored.
-Elsewhere: jobs (`jobs`), the snapshot (`bullpen.ops.hub`), what makes a verdict bad (`bullpen.ops.signs`).
+Elsewhere: jobs (`jobs`), the snapshot (`bullpen.ops.hub`), what makes a verdict bad (`bullpen.ops.symptoms`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 import msgspec
 
 from bullpen.ops.alert_options import SymptomLimits
-from bullpen.ops.overview import Picture, QueueLook
+from bullpen.ops.overview import QueueSnapshot, Snapshot
 from bullpen.ops.pauses import PauseNote
 from bullpen.ops.recent import WaitSample
-from bullpen.ops.signs import DEAD_SUFFIX, Sign, signs_of_look
-from bullpen.ops.words import Word, counted, duration_text
+from bullpen.ops.status import WorkStatus, counted, duration_text
+from bullpen.ops.symptoms import DEAD_SUFFIX, Symptom, symptoms_of_snapshot
 
 __all__ = [
+    "OverallVerdict",
     "OverviewView",
     "QueueGroup",
     "QueueRow",
     "Recently",
     "StoreRow",
-    "Verdict",
     "VerdictFinding",
     "group_rows",
-    "look_signs",
     "overview_view",
     "queue_row",
+    "snapshot_symptoms",
     "sort_rows",
     "verdict_of",
 ]
@@ -59,7 +59,7 @@ class VerdictFinding(msgspec.Struct, rename="camel", frozen=True):
     """The queue that it is about, if it is about one."""
 
 
-class Verdict(msgspec.Struct, rename="camel", frozen=True):
+class OverallVerdict(msgspec.Struct, rename="camel", frozen=True):
     """One sentence about everything."""
 
     level: str
@@ -139,7 +139,7 @@ class OverviewView(msgspec.Struct, rename="camel", frozen=True):
     """All queues at one moment."""
 
     at_ms: int
-    verdict: Verdict
+    verdict: OverallVerdict
     queues: tuple[QueueRow, ...]
     total: int
     """How many queues there are; the list may be shorter."""
@@ -159,10 +159,10 @@ class Recently:
     pause: PauseNote | None = None
 
 
-def queue_row(look: QueueLook, limits: SymptomLimits, at_ms: int, recently: Recently | None = None) -> QueueRow:
+def queue_row(look: QueueSnapshot, limits: SymptomLimits, at_ms: int, recently: Recently | None = None) -> QueueRow:
     """One queue of a snapshot."""
     recently = recently or Recently()
-    signs = [sign for sign in look_signs(look, limits) if sign.rule != "dead_letters"]
+    signs = [sign for sign in snapshot_symptoms(look, limits) if sign.rule != "dead_letters"]
     mark, severity = _mark(look, signs)
     return QueueRow(
         queue=look.queue,
@@ -193,18 +193,18 @@ def queue_row(look: QueueLook, limits: SymptomLimits, at_ms: int, recently: Rece
     )
 
 
-def look_signs(look: QueueLook, limits: SymptomLimits) -> list[Sign]:
+def snapshot_symptoms(look: QueueSnapshot, limits: SymptomLimits) -> list[Symptom]:
     """The signs that alerts have too, and what only a snapshot tells."""
-    found = list(signs_of_look(look, limits))
+    found = list(symptoms_of_snapshot(look, limits))
     silent_s = look.worker_idle_s or 0
     if look.ready and look.workers and silent_s > _SILENT_S and not look.active and not look.paused:
         workers = counted(look.workers, "worker is", "workers are")
-        text = f"{workers} connected, and none has asked for a job for {duration_text(silent_s * 1000)}"
-        found.append(Sign("silent_workers", look.queue, silent_s, text, "look at the log of the worker"))
+        text = f"{workers} connected, and none has polled for a job for {duration_text(silent_s * 1000)}"
+        found.append(Symptom("silent_workers", look.queue, silent_s, text, "check the log of the worker"))
     return found
 
 
-def _mark(look: QueueLook, signs: Sequence[Sign]) -> tuple[str, int]:
+def _mark(look: QueueSnapshot, signs: Sequence[Symptom]) -> tuple[str, int]:
     rules = {sign.rule for sign in signs}
     for rule, mark in (("no_worker", "no worker"), ("silent_workers", "workers silent"), ("queue_late", "late")):
         if rule in rules:
@@ -216,22 +216,22 @@ def _mark(look: QueueLook, signs: Sequence[Sign]) -> tuple[str, int]:
     return mark, 2 if look.dead_letters else 1 if has_no_worker or (look.paused and look.ready) else 0
 
 
-def _word(look: QueueLook, severity: int) -> Word:
+def _word(look: QueueSnapshot, severity: int) -> WorkStatus:
     if look.paused:
-        return Word.PAUSED
+        return WorkStatus.PAUSED
     if severity >= _TROUBLE:
-        return Word.RETRYING
+        return WorkStatus.RETRYING
     if look.active:
-        return Word.ACTIVE
-    return Word.WAITING if look.ready else Word.DONE
+        return WorkStatus.ACTIVE
+    return WorkStatus.WAITING if look.ready else WorkStatus.DONE
 
 
 def overview_view(
-    picture: Picture,
+    picture: Snapshot,
     limits: SymptomLimits,
     *,
-    recently: Callable[[QueueLook], Recently] = lambda _look: Recently(),
-    signs: Iterable[Sign] = (),
+    recently: Callable[[QueueSnapshot], Recently] = lambda _look: Recently(),
+    signs: Iterable[Symptom] = (),
     unread: Iterable[str] = (),
     stores: Iterable[StoreRow] = (),
     name: str = "",
@@ -245,7 +245,7 @@ def overview_view(
     shown = [look for look in picture.looks if look.queue != OPERATIONS]
     fitting = [look for look in shown if name.lower() in look.queue.lower()]
     rows = [queue_row(look, limits, picture.at_ms, recently(look)) for look in fitting]
-    found = [sign for look in shown for sign in look_signs(look, limits)]
+    found = [sign for look in shown for sign in snapshot_symptoms(look, limits)]
     problems = [f"queue {look.queue} could not be read: {look.problem}" for look in shown if look.problem]
     groups, alone = group_rows(rows, group) if group else ([], rows)
     return OverviewView(
@@ -285,7 +285,7 @@ def group_rows(rows: Sequence[QueueRow], delimiter: str) -> tuple[list[QueueGrou
     return sorted(together, key=lambda each: (-each.severity, -each.ready, each.prefix)), alone
 
 
-def verdict_of(signs: Iterable[Sign], unread: Iterable[str] = ()) -> Verdict:
+def verdict_of(signs: Iterable[Symptom], unread: Iterable[str] = ()) -> OverallVerdict:
     """One sentence: broken when the server is away, unknown when something could not be read."""
     signs, unread = list(signs), list(unread)
     findings = [
@@ -306,7 +306,7 @@ def verdict_of(signs: Iterable[Sign], unread: Iterable[str] = ()) -> Verdict:
         level, text = "well", "All well"
     if findings:
         text += f": {counted(len(findings), 'finding')}"
-    return Verdict(level, text, tuple(findings[:_MOST_FINDINGS]), max(0, len(findings) - _MOST_FINDINGS))
+    return OverallVerdict(level, text, tuple(findings[:_MOST_FINDINGS]), max(0, len(findings) - _MOST_FINDINGS))
 
 
 def sort_rows(rows: list[QueueRow], order: str) -> list[QueueRow]:
@@ -329,9 +329,9 @@ def sort_rows(rows: list[QueueRow], order: str) -> list[QueueRow]:
     return sorted(sorted(rows, key=lambda row: row.queue), key=key)
 
 
-def _named(sign: Sign) -> str:
+def _named(sign: Symptom) -> str:
     return f"queue {_queue_of(sign)}" if _queue_of(sign) else sign.subject
 
 
-def _queue_of(sign: Sign) -> str:
+def _queue_of(sign: Symptom) -> str:
     return sign.subject.removesuffix(DEAD_SUFFIX) if sign.rule in _OF_QUEUES else ""

@@ -71,7 +71,7 @@ class KafkaChannel:
     async def send(self, message: Message) -> SendResult:
         topic = self._topic or message.target
         if not _is_topic(topic):
-            return Refused(f"{topic!r} is no name of a topic", "NO_SUCH_TOPIC")
+            return Refused(f"{topic!r} is not a valid topic name", "NO_SUCH_TOPIC")
         key, was_open = self._key_of(message), self._door.is_open
         limit_ms = message.limit_ms(self._timeout_ms)
         try:

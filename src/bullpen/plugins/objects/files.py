@@ -100,7 +100,7 @@ class FileStore:
                 content = file.read(max_bytes + 1)
         except FileNotFoundError:
             if not self._root.is_dir():  # a volume that is not mounted is no proof that the file is gone
-                raise ObjectStoreFailed(f"the directory {str(self._root)!r} is not there") from None
+                raise ObjectStoreFailed(f"the directory {str(self._root)!r} does not exist") from None
             return None
         except OSError as error:
             raise _failed(self._root, error) from error

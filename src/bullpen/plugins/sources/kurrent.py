@@ -389,7 +389,7 @@ def _uuid(text: str) -> uuid.UUID:
     try:
         return uuid.UUID(text)
     except ValueError:
-        raise InvalidOption("event id", "a UUID, which this event store asks for", text) from None
+        raise InvalidOption("event id", "a UUID, which this event store requires", text) from None
 
 
 def _with_keepalive(url: str) -> str:

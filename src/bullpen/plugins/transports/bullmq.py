@@ -25,7 +25,7 @@ from bullpen._kernel.rates import RateLimit
 from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, JobLockLost, require
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
-from bullpen.plugins.transports._letters import check_event_edit, who
+from bullpen.plugins.transports._dead_letters import check_event_edit, who
 from bullpen.ports.bindings import BullMQ, RedisAddress
 from bullpen.ports.dead_letters import DeadLetter, PassedDeadLetters
 from bullpen.ports.edits import Edit
@@ -184,9 +184,7 @@ class BullMQTransport:
         if name is None:
             return None
         fits = name.startswith(source) and len(name) > len(source)
-        require(
-            "dead_letters.name", fits, f"a name that begins with {source!r}, as the queue's suffix rule has it", name
-        )
+        require("dead_letters.name", fits, f"a name that begins with {source!r}, the queue's name", name)
         return name[len(source) :]
 
 
@@ -245,7 +243,7 @@ class _JobDeliveries:
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
         job: Job = delivery.handle[1]
         if delivery.is_lost or self._handed.pop(job, None) is None:
-            raise DeliveryLost(delivery.source, delivery.id, "its lock ran out, or it was given back")
+            raise DeliveryLost(delivery.source, delivery.id, "its lock expired, or it was given back")
         if self._ordered:
             outcome = await self._in_turn(outcome)
         if isinstance(outcome, Retry | Failed):
@@ -324,7 +322,7 @@ def _dial(address: RedisAddress) -> Connection:
 
 
 def _tries_as_options(tries: Tries) -> dict[str, Any]:
-    require("backoff", not isinstance(tries.backoff, CustomBackoff), "a backoff that we know", tries.backoff)
+    require("backoff", not isinstance(tries.backoff, CustomBackoff), "a known backoff", tries.backoff)
     return {"attempts": tries.attempts, "backoff": tries.backoff}
 
 

@@ -20,8 +20,8 @@ from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy, RetryPolicy
 from bullpen.errors import ConnectionLost, DeadLetterNotFound, DeliveryLost, InvalidOption
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.messaging import ClientArguments, MessagingClient
+from bullpen.plugins.transports._dead_letters import check_event_edit, dead_letter_of, event_of, who
 from bullpen.plugins.transports._encoding import encode_payload
-from bullpen.plugins.transports._letters import check_event_edit, event_of, letter_of, who
 from bullpen.ports.bindings import Binding
 from bullpen.ports.dead_letters import (
     ANY,
@@ -51,7 +51,7 @@ class _Message:
         self.is_redelivered = False
 
 
-class _Line:
+class _SourceMessages:
     """The messages of one source in the order of their arrival, and those who wait for them."""
 
     def __init__(self) -> None:
@@ -109,12 +109,12 @@ class MemoryBroker:
 
     def __init__(self) -> None:
         self.is_running = True
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _SourceMessages] = {}
         self._numbers = itertools.count()
         self._transports: list[MemoryTransport] = []
 
-    def line(self, source: str) -> _Line:
-        return self._lines.setdefault(source, _Line())
+    def line(self, source: str) -> _SourceMessages:
+        return self._lines.setdefault(source, _SourceMessages())
 
     def add(self, event: Event, due_at: float) -> None:
         line = self.line(event.source)
@@ -202,7 +202,7 @@ class MemoryTransport:
                 settled = await self._bury(delivery, outcome)
             case WaitingChildren():
                 self._back(line, message, 0)
-                raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                raise InvalidOption("outcome", f"another outcome: {LABEL} cannot wait for other jobs", outcome)
             case _:
                 assert_never(outcome)
         line.wake()
@@ -264,7 +264,7 @@ class MemoryTransport:
     def is_ours(self, delivery: Delivery) -> bool:
         return delivery in self._unsettled
 
-    def _back(self, line: _Line, message: _Message, delay_ms: int) -> None:
+    def _back(self, line: _SourceMessages, message: _Message, delay_ms: int) -> None:
         message.due_at = _now() + delay_ms / 1000
         line.put(message)
 
@@ -272,7 +272,7 @@ class MemoryTransport:
         name = self._dead_letters.queue_for(delivery.source)
         if name is None:
             return Settled()
-        await _MemoryDeadLetters(self, delivery.source, name).put(letter_of(delivery, failed))
+        await _MemoryDeadLetters(self, delivery.source, name).put(dead_letter_of(delivery, failed))
         return Settled(dead_letter=name)
 
     def _must_reach(self) -> None:

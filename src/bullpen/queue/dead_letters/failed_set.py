@@ -88,7 +88,7 @@ class FailedSetStore:
         if reply < 0:
             raise JobStateConflict(
                 f"dead letter {letter.id!r}: job {job_id!r} of queue {keys.name!r} has not failed, so it was not "
-                "replaced; wait for it, or remove it",
+                "replaced; wait for the job, or remove it",
                 queue=keys.name,
                 job_id=job_id,
             )

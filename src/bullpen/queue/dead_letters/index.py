@@ -27,7 +27,7 @@ from bullpen.queue.lists import walk_line
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.records import read_int, read_score
 
-__all__ = ["LetterIndex", "facts_of"]
+__all__ = ["DeadLetterIndex", "facts_of"]
 
 _IDS_PER_PAGE: Final = 1_000
 _READ_AT_ONCE: Final = 100
@@ -46,7 +46,7 @@ def facts_of(letter: DeadLetter, failed_ms: int | None = None) -> bytes:
     return f"{fingerprint(letter)}:{max(0, at)}:{tenant}:".encode() + msgspec.json.encode(sample)
 
 
-class LetterIndex:
+class DeadLetterIndex:
     """The index of one dead-letter queue."""
 
     def __init__(self, actions: QueueActions, entries: QueueKeys, source: str) -> None:
@@ -209,7 +209,7 @@ class LetterIndex:
     async def _tell(self, letters: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
         """Let the index know these; how many entries are in line, and known, then."""
         keys, flat = self._entries, [part for letter in letters for part in letter]
-        depth, known = await self._actions.evaluate("index_letters", [keys.letters("facts")], [keys.base, *flat])
+        depth, known = await self._actions.evaluate("index_dead_letters", [keys.letters("facts")], [keys.base, *flat])
         return int(depth), int(known)
 
 

@@ -44,7 +44,7 @@ from bullpen.queue.dead_letters.entry import (
     entry_options,
     original_data,
 )
-from bullpen.queue.dead_letters.index import LetterIndex, facts_of
+from bullpen.queue.dead_letters.index import DeadLetterIndex, facts_of
 from bullpen.queue.dead_letters.sweep import Sweeper
 from bullpen.queue.lists import walk_line
 from bullpen.wire.keys import QueueKeys
@@ -74,7 +74,7 @@ class DeadLetters:
         self._keys = keys
         self._entries = dead_letter_keys
         self._clock_offset_ms = clock_offset_ms
-        self._index = LetterIndex(actions, dead_letter_keys, keys.name)
+        self._index = DeadLetterIndex(actions, dead_letter_keys, keys.name)
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class DeadLetters:
         json.check_payload_size(len(entry), len(opts))
         failed_ms = None if letter.failed_ms is not None else self._actions.clock.now_ms()
         written = await self._actions.evaluate(
-            "put_letter",
+            "put_dead_letter",
             [entries.job(letter.id)],
             [
                 *(entries.base, self._clock_offset_ms, letter.id, f"{letter.name or 'unknown'}-failed"),
@@ -103,7 +103,7 @@ class DeadLetters:
         )
         if written < 0:
             raise JobStateConflict(
-                f"dead letter {letter.id!r} was not written: a key of queue {entries.name!r} holds something else",
+                f"dead letter {letter.id!r} was not written: a key of queue {entries.name!r} has a wrong type",
                 queue=entries.name,
                 job_id=letter.id,
             )
@@ -302,7 +302,7 @@ class DeadLetters:
         """Delete all that match for good, oldest first. The failed jobs they speak of stay where they are."""
 
         async def throw_away(letter: DeadLetter) -> str | None:
-            return None if await self.discard(letter.id) else "it is gone already"
+            return None if await self.discard(letter.id) else "it was removed already"
 
         return await self._for_all(where, throw_away, limit, None, dry_run=dry_run, on_progress=on_progress)
 
@@ -330,7 +330,7 @@ class DeadLetters:
         is_rate = rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0)
         require("rate", is_rate, "entries per second, more than 0", rate)
         report, batch = RedriveReport(is_dry_run=dry_run), list[DeadLetter]()
-        pace = _Pace(rate, self._actions.sleep)
+        pace = _RateLimiter(rate, self._actions.sleep)
 
         async def act_on_batch() -> None:
             nonlocal report
@@ -396,7 +396,7 @@ class DeadLetters:
             return {}, {}
 
 
-class _Pace:
+class _RateLimiter:
     """Lets so many things happen per second, and all at once when no rate is given."""
 
     def __init__(self, rate: float | None, sleep: Callable[[float], Awaitable[None]]) -> None:

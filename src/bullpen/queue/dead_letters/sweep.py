@@ -87,10 +87,12 @@ class Sweeper:
         keys, base = self._keys, self._writer.base
         for _ in range(_LETTER_STEPS):
             ended, more = await self._actions.evaluate(
-                "sweep_letters", [keys.meta, keys.failed, f"{base}wait"], [keys.base, base, _LETTERS_PER_STEP]
+                "sweep_dead_letters", [keys.meta, keys.failed, f"{base}wait"], [keys.base, base, _LETTERS_PER_STEP]
             )
             if ended:
-                logger.info("queue %r: %d dead letters ended, their jobs are failed no longer", keys.name, ended)
+                logger.info(
+                    "queue %r: %d dead letters were removed, because their jobs are no longer failed", keys.name, ended
+                )
             if not more:
                 return
 

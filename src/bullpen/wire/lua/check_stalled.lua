@@ -8,8 +8,12 @@
   workers could not renew. They get the time to take them again before anything counts as stalled. A shorter outage makes no
   check late, but whoever checks may have met it (`wary`): with an interval as long as the lock that is the only sign.
 
+  A queue in which nothing runs has nobody to save. It is checked less often, but within the time of a lock: what is taken meanwhile is
+  marked before its lock can end, so it comes back as soon as ever.
+
   KEYS   1 meta   2 wait   3 active   4 stalled   5 stalled_check   6 events
   ARGV   1 base   2 clock_offset   3 interval_ms   4 continuing ("1" or "")   5 lock_ms   6 wary ("1" or "")
+         7 idle_ms
   Reply  { candidates left (0 or 1), { ids returned to wait }, ms until the next check may run, { their names } }
 ]]
 --#include lib/clock
@@ -28,6 +32,13 @@ if not continuing then
   local closed_ms = redis.call("PTTL", gate_key)
   if closed_ms ~= -2 then return { 0, {}, closed_ms > 0 and closed_ms or interval_ms, {} } end
   redis.call("DEL", gate_key) -- a write that Redis allows when memory is full; the rest of the script is then allowed too
+  if redis.call("EXISTS", active_key) == 0 then
+    local known, idle_ms = redis.call("HMGET", meta_key, "bpcheck", "opts.maxLenEvents"), tonumber(ARGV[7]) or interval_ms
+    if known[1] then redis.call("HDEL", meta_key, "bpcheck") end -- else the next check would pass for one that comes too late
+    redis.call("SET", gate_key, "idle", "PX", idle_ms)
+    redis.pcall("XTRIM", events_key, "MAXLEN", "~", stream_bound(known[2]))
+    return { 0, {}, idle_ms, {} }
+  end
   local now_ms = server_now("0") -- locks know nothing of the test clock
   local planned_ms = tonumber(redis.call("HGET", meta_key, "bpcheck"))
   if ARGV[6] == "1" or (planned_ms and now_ms - planned_ms > math.max(500, lock_ms / 2)) then

@@ -107,7 +107,7 @@ class ParentActions(ABC):
 
     @property
     def changes(self) -> JobChanges:
-        raise BullpenError("a handler in a child process cannot change its own job so; raise DelayJob or the like")
+        raise BullpenError("a handler in a child process cannot do this to its own job; raise DelayJob or the like")
 
     async def wait_result(self, job_id: str, timeout: int | timedelta | None, mark: Mark | None = None) -> Any:
         raise BullpenError("a handler cannot wait for its own result")
@@ -152,7 +152,7 @@ class PlainActions(ParentActions):
         """Blocks, and never awaits anything: see `run_plainly`."""
         with self._lock:
             if self._has_ended:
-                raise BullpenError("the job has ended; its handler left a thread behind that still uses it")
+                raise BullpenError("the job has ended; its handler left a thread that still uses the job")
             self._link.send(_question(0, action, args))
             message = self._link.receive()
             if message["kind"] == "cancel":  # the answer comes behind it

@@ -181,7 +181,9 @@ class ProcessPool:
             if isinstance(child, _Child):
                 self._idle.append(child)
             else:
-                logger.warning("a further child process did not start now, it is tried again for a job: %s", child)
+                logger.warning(
+                    "another child process did not start; the start is tried again for the next job: %s", child
+                )
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """One job in one child. Cancelling kills the child."""
@@ -189,7 +191,7 @@ class ProcessPool:
             try:
                 return await self._run_once(job, timeout_s)
             except _NotBegun as error:
-                logger.warning("%s; job %s goes to another one", error, job.id)
+                logger.warning("%s; job %s is given to another child process", error, job.id)
         return Raised(ChildDied(f"{_MOST_CHILDREN} child processes died before they had read the job"))
 
     async def _run_once(self, job: Job, timeout_s: float | None) -> Result:
@@ -219,7 +221,7 @@ class ProcessPool:
             return Raised(ChildDied(self._how_it_died(await child.reap())))
         except (NoMessage, ChildMisbehaved) as error:
             logger.error("a child process was killed: %s", error)
-            return Raised(ChildMisbehaved(f"the child process was killed, because of what it sent: {error}"))
+            return Raised(ChildMisbehaved(f"the child process was killed, because it sent invalid data: {error}"))
         finally:
             self._busy.discard(child)
             if finished and child.is_alive and len(self._idle) + len(self._busy) < self.slots:
@@ -265,9 +267,7 @@ class ProcessPool:
             return
         self._idle.remove(child)
         child.kill()
-        logger.warning(
-            "an idle child process ended by itself (exit code %s); another one is started", child.process.poll()
-        )
+        logger.warning("an idle child process exited (exit code %s); another one is started", child.process.poll())
         task = asyncio.get_running_loop().create_task(self._replace(child), name="bullpen child")
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
@@ -277,7 +277,7 @@ class ProcessPool:
         try:
             self._idle.append(await self._spawn())
         except BullpenError as error:
-            logger.warning("it did not start now, it is tried again for a job: %s", error)
+            logger.warning("it did not start; the start is tried again for the next job: %s", error)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -384,7 +384,7 @@ def _value(raw: bytes) -> Any:
 async def _answer(job: Job, ask: Ask) -> Message:
     kinds = _ACTIONS.get(ask.action)
     if kinds is None or tuple(map(type, ask.args)) != kinds:
-        raise ChildMisbehaved(f"it asked for {ask.action[:40]!r}, which no handler can ask for")
+        raise ChildMisbehaved(f"it asked for {ask.action[:40]!r}, which is not available to handlers")
     try:
         return _reply_to(ask, await getattr(job.actions, ask.action)(job.id, *ask.args))
     except BullpenError as error:

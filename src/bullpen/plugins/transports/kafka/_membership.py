@@ -16,7 +16,7 @@ from typing import Final, Self
 from bullpen._kernel.ending import end
 from bullpen._kernel.patience import Patience
 from bullpen.errors import BullpenError, ConnectionLost, DeliveryLost, InvalidOption
-from bullpen.plugins._kafka import Brokers, GroupMember, KafkaDoor, Partition, PartitionLost, Record
+from bullpen.plugins._kafka import Brokers, GroupMember, KafkaDoor, KafkaRecord, Partition, PartitionLost
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports.kafka._records import Trouble, delivery_of, parked_for_s
 from bullpen.ports.transport import Delivery
@@ -47,7 +47,7 @@ class Line:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.buffer: deque[Record] = deque()
+        self.buffer: deque[KafkaRecord] = deque()
         self.delivery: Delivery | None = None
         self.position: int | None = None
         """The next offset to commit, once it has moved."""
@@ -62,12 +62,14 @@ class Line:
     def is_ready(self, now: float) -> bool:
         return bool(self.buffer) and self.delivery is None and now >= self.rests_until
 
-    def record_of(self, delivery: Delivery) -> Record:
+    def record_of(self, delivery: Delivery) -> KafkaRecord:
         if self.is_lost or self.delivery is not delivery:
-            raise DeliveryLost(delivery.source, delivery.id, "its partition went to another member of the group")
+            raise DeliveryLost(
+                delivery.source, delivery.id, "its partition was assigned to another member of the group"
+            )
         return self.buffer[0]
 
-    def pass_on(self, record: Record) -> None:
+    def pass_on(self, record: KafkaRecord) -> None:
         """The record in front is settled for good."""
         self.buffer.popleft()
         self.position = record.offset + 1
@@ -115,7 +117,7 @@ class Membership:
             raise ConnectionLost("this Kafka transport was closed")
         view = self._views.get(source)
         if view is not None and not view.is_stopped:
-            raise InvalidOption("topic", "one that this transport does not consume yet", source)
+            raise InvalidOption("topic", "a source that this transport does not consume yet", source)
         view = self._views[source] = TopicDeliveries(self, source, set(self._topics_of(source)), prefetch)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"bullpen kafka {self._group}")
@@ -133,17 +135,17 @@ class Membership:
 
     # ---- settling ---------------------------------------------------------------------------------------------
 
-    def pass_on(self, line: Line, record: Record) -> None:
+    def pass_on(self, line: Line, record: KafkaRecord) -> None:
         """The record is done; its commit leaves with the next few."""
         line.pass_on(record)
         self._wake(line)
 
-    async def commit_past(self, line: Line, record: Record) -> None:
+    async def commit_past(self, line: Line, record: KafkaRecord) -> None:
         """The record is settled, and that must not be forgotten: what replaced it would come twice."""
         self.pass_on(line, record)
         await self._commit([line])
 
-    async def hold(self, line: Line, record: Record, failures: int, rest_ms: int) -> None:
+    async def hold(self, line: Line, record: KafkaRecord, failures: int, rest_ms: int) -> None:
         """Let the partition rest; the same record is next, and whoever has the partition knows how often it failed."""
         line.trouble = Trouble.begins(record.offset, failures, rest_ms)
         line.position, line.committed = record.offset, None
@@ -162,7 +164,7 @@ class Membership:
         member = self._member
         lost = next((line for line in due if line.is_lost), None)
         if member is None or lost is not None:
-            raise DeliveryLost(due[0].partition.topic, "", "its partition went to another member of the group")
+            raise DeliveryLost(due[0].partition.topic, "", "its partition was assigned to another member of the group")
         written = {line: line.position for line in due}
         try:
             await member.commit(positions)

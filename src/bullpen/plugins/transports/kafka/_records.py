@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bullpen._kernel import json
 from bullpen.errors import NotJson
-from bullpen.plugins._kafka import Record
+from bullpen.plugins._kafka import KafkaRecord
 from bullpen.plugins._kafka_batches import UNREADABLE_HEADER
 from bullpen.plugins.transports._encoding import (
     RETRY_COUNT_HEADER,
@@ -75,12 +75,14 @@ def parked_headers(event: Event, failures: int, rest_ms: int) -> dict[str, str]:
     return {**headers_of(event), RETRY_COUNT_HEADER: str(failures), PAUSE_HEADER: str(rest_ms)}
 
 
-def delivery_of(record: Record, source: str, trouble: Trouble | None, handle: object) -> Delivery:
+def delivery_of(record: KafkaRecord, source: str, trouble: Trouble | None, handle: object) -> Delivery:
     made_up_id = f"{source}-{record.partition.number}-{record.offset}"
     return readable(lambda: _delivery_of(record, source, trouble, handle, made_up_id), source, made_up_id, handle)
 
 
-def _delivery_of(record: Record, source: str, trouble: Trouble | None, handle: object, made_up_id: str) -> Delivery:
+def _delivery_of(
+    record: KafkaRecord, source: str, trouble: Trouble | None, handle: object, made_up_id: str
+) -> Delivery:
     headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
     urn = (record.key or b"").decode("utf-8", "replace")
     payload, problem = read_value(record.value)
@@ -118,10 +120,10 @@ def read_value(value: bytes | None) -> tuple[Any, str | None]:
     try:
         return json.decode(value), None
     except NotJson as error:
-        return value.decode("utf-8", "replace"), f"the value is no JSON: {error}"
+        return value.decode("utf-8", "replace"), f"the value is not JSON: {error}"
 
 
-def parked_for_s(record: Record, source: str) -> float:
+def parked_for_s(record: KafkaRecord, source: str) -> float:
     """How long a record of a retry topic still rests."""
     if record.partition.topic == source:
         return 0.0

@@ -4,7 +4,7 @@ A record is a line in a log, it cannot be put back. So while one is retried its 
 often it failed stands in the metadata of a commit at its own offset: whoever has the partition next knows. Asked to
 `park`, a failed record goes to a retry topic instead and its successors may overtake it. Nothing is ever committed
 beyond a record that is not settled. Commits of finished records are gathered for a moment: after a crash the last few
-come again. Elsewhere: partitions and commits (`_membership`), format (`_records`), dead letters (`_letters`), the
+come again. Elsewhere: partitions and commits (`_membership`), format (`_records`), dead letters (`_dead_letters`), the
 driver (`bullpen.plugins._kafka`), the policy (`bullpen.plugins.messaging`).
 """
 
@@ -19,11 +19,11 @@ from bullpen._kernel.ids import random_id
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen._kernel.policy import WORKFLOW_EVENT, DeadLetterPolicy
 from bullpen.errors import BullpenError, InvalidOption, ServerRefused, require
-from bullpen.plugins._kafka import Brokers, KafkaDoor, Record
+from bullpen.plugins._kafka import Brokers, KafkaDoor, KafkaRecord
 from bullpen.plugins._reports import MessagingReports
+from bullpen.plugins.transports._dead_letters import dead_letter_of
 from bullpen.plugins.transports._encoding import encode_payload
-from bullpen.plugins.transports._letters import letter_of
-from bullpen.plugins.transports.kafka._letters import TopicDeadLetters
+from bullpen.plugins.transports.kafka._dead_letters import TopicDeadLetters
 from bullpen.plugins.transports.kafka._membership import Line, Membership, TopicDeliveries
 from bullpen.plugins.transports.kafka._records import LONGEST_REST_MS, headers_of, parked_headers
 from bullpen.ports.transport import Delivery, Depth, Event, Features, Published, Settled, TransportHealth
@@ -98,7 +98,7 @@ class KafkaTransport:
             await self._membership.hold(line, record, delivery.attempt - 1, _REST_AFTER_MISTAKE_MS)
             raise
 
-    async def _settle(self, line: Line, record: Record, delivery: Delivery, outcome: Outcome) -> Settled:
+    async def _settle(self, line: Line, record: KafkaRecord, delivery: Delivery, outcome: Outcome) -> Settled:
         settled, failures = Settled(), delivery.attempt - 1
         match outcome:
             case Completed():
@@ -116,7 +116,7 @@ class KafkaTransport:
                 await self._membership.commit_past(line, record)
             case WaitingChildren():
                 await self._membership.hold(line, record, failures, 0)
-                raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                raise InvalidOption("outcome", f"another outcome: {LABEL} cannot wait for other jobs", outcome)
             case _:
                 assert_never(outcome)
         return settled
@@ -154,7 +154,7 @@ class KafkaTransport:
         parked = range(1, self._retry_topics + 1) if self.retry == "park" else ()
         return [source, *(f"{source}-retry-{number}" for number in parked)]
 
-    async def _park(self, delivery: Delivery, record: Record, failures: int, delay_ms: int) -> None:
+    async def _park(self, delivery: Delivery, record: KafkaRecord, failures: int, delay_ms: int) -> None:
         topic = f"{delivery.source}-retry-{min(failures, self._retry_topics)}"
         headers = parked_headers(delivery.event, failures, delay_ms)
         await self.door.send(topic, key=record.key, value=record.value, headers=headers)
@@ -164,7 +164,7 @@ class KafkaTransport:
         if name is None:
             return Settled()
         try:
-            await TopicDeadLetters(self, delivery.source, name).put(letter_of(delivery, failed))
+            await TopicDeadLetters(self, delivery.source, name).put(dead_letter_of(delivery, failed))
         except (ServerRefused, InvalidOption) as error:
             # The record itself stays in its topic, for as long as that keeps records.
             return Settled(dead_letter_problem=str(error))

@@ -116,14 +116,14 @@ class _Property(NamedTuple):
     raw: bytes
 
 
-class _Unreadable(ValueError):
+class _UnreadableFrame(ValueError):
     """Why the driver could not decode this."""
 
 
 def _readable_header(frame: bytes) -> bytes:
     try:
         properties = _split(frame)
-    except (_Unreadable, struct.error, IndexError) as error:
+    except (_UnreadableFrame, struct.error, IndexError) as error:
         return _rebuilt(frame, [], f"properties: {error}")
     problems: dict[str, str] = {}
     for one in properties:
@@ -141,7 +141,7 @@ def _readable_header(frame: bytes) -> bytes:
 def _split(frame: bytes) -> list[_Property]:
     (flags,) = struct.unpack_from(">H", frame, _PROPERTIES_AT)
     if flags & 0b11:
-        raise _Unreadable("more than the protocol has")
+        raise _UnreadableFrame("more than the protocol allows")
     found, at, end = [], _PROPERTIES_AT + 2, len(frame) - 1
     for bit, name, kind in _PROPERTIES:
         if flags & bit:
@@ -154,7 +154,7 @@ def _split(frame: bytes) -> list[_Property]:
             found.append(_Property(bit, name, kind, frame[at : at + size]))
             at += size
     if at != end:
-        raise _Unreadable(f"{end - _PROPERTIES_AT} bytes, and they say {at - _PROPERTIES_AT}")
+        raise _UnreadableFrame(f"{end - _PROPERTIES_AT} bytes, but the header says {at - _PROPERTIES_AT}")
     return found
 
 
@@ -162,13 +162,13 @@ def _check(one: _Property) -> None:
     if one.kind is _TEXT:
         text = one.raw[1:].decode()
         if one.name == "expiration" and not text.isdecimal():
-            raise _Unreadable("no number of milliseconds")
+            raise _UnreadableFrame("not a number of milliseconds")
     elif one.kind is _TABLE:
         _check_table(one.raw, 0, 1)
     elif one.kind is _TIME:
         _check_time(one.raw, 0)
     elif one.name == "delivery_mode" and one.raw[0] > 2:
-        raise _Unreadable(f"{one.raw[0]} is neither 1 nor 2")
+        raise _UnreadableFrame(f"{one.raw[0]} is neither 1 nor 2")
 
 
 def _check_table(raw: bytes, at: int, depth: int) -> int:
@@ -200,24 +200,24 @@ def _check_value(raw: bytes, at: int, depth: int) -> int:
     if kind == ord("T"):
         return _check_time(raw, at)
     if depth == _DEEPEST:
-        raise _Unreadable(f"more than {_DEEPEST} tables in each other")
+        raise _UnreadableFrame(f"more than {_DEEPEST} tables in each other")
     if kind == ord("F"):
         return _check_table(raw, at, depth + 1)
     if kind == ord("A"):
         return _check_array(raw, at, depth + 1)
-    raise _Unreadable(f"a value of the unknown type {kind}")
+    raise _UnreadableFrame(f"a value of the unknown type {kind}")
 
 
 def _ended(at: int, end: int, size: int) -> int:
     if at != end or end > size:
-        raise _Unreadable("a table of another length than it says")
+        raise _UnreadableFrame("a table whose length differs from its header")
     return at
 
 
 def _check_time(raw: bytes, at: int) -> int:
     (value,) = struct.unpack_from(">Q", raw, at)
     if value > _LATEST_MS:
-        raise _Unreadable("a time beyond the year 9999")
+        raise _UnreadableFrame("a time beyond the year 9999")
     return at + 8
 
 

@@ -46,7 +46,7 @@ _DECLARE_TIMEOUT_S: Final = 20.0
 """Not bound by the time for connecting: a cluster that elects leaders takes its time to declare."""
 _CLOSE_TIMEOUT_S: Final = 1.0
 _BLOCKED: Final = (
-    "RabbitMQ is short of memory or disk and takes nothing from publishers; its log and `rabbitmqctl status` say which"
+    "RabbitMQ is short of memory or disk and blocks publishers; its log and `rabbitmqctl status` show which"
 )
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 """After a node is back, or another was elected, work must go on within 5 s."""
@@ -58,11 +58,11 @@ def translate(error: BaseException) -> BullpenError:
     if isinstance(error, BullpenError):
         return error
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
-        return ServerRefused(f"RabbitMQ does not let us in: {text}")
+        return ServerRefused(f"RabbitMQ refused the login: {text}")
     if isinstance(error, ChannelPreconditionFailed):
-        return ServerRefused(f"RabbitMQ has something else under this name: {text}")
+        return ServerRefused(f"RabbitMQ has this name with other arguments: {text}")
     if isinstance(error, PublishError):
-        return ServerRefused(f"no queue takes the message, it came back: {text}")
+        return ServerRefused(f"no queue is bound for the message, so it was returned: {text}")
     if isinstance(error, DeliveryError):
         return NotTakenNow(f"RabbitMQ refused the message, its queue is full or has no leader: {text}")
     if isinstance(error, TimeoutError):
@@ -89,7 +89,7 @@ def translated() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ConnectionLost("connection to RabbitMQ: it broke while we waited for an answer") from error
+        raise ConnectionLost("connection to RabbitMQ: it broke while waiting for an answer") from error
     except TRANSLATED as error:
         raise translate(error) from error
 

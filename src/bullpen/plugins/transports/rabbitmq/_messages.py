@@ -22,6 +22,7 @@ from pamqp.commands import Basic
 from bullpen._kernel import json
 from bullpen._kernel.duration import is_text
 from bullpen.errors import NotJson, require
+from bullpen.plugins.transports._dead_letters import stored_entry
 from bullpen.plugins.transports._encoding import (
     RETRY_COUNT_HEADER,
     TRIES_HEADER,
@@ -31,7 +32,6 @@ from bullpen.plugins.transports._encoding import (
     readable,
     tries_to_header,
 )
-from bullpen.plugins.transports._letters import stored_entry
 from bullpen.plugins.transports.rabbitmq._frames import UNREADABLE_HEADER
 from bullpen.ports.dead_letters import DeadLetter
 from bullpen.ports.transport import Delivery, Event
@@ -183,7 +183,7 @@ def _delivery_of(message: AbstractIncomingMessage, source: str, handle: object) 
     )
 
 
-def letter_message(letter: DeadLetter) -> Message:
+def dead_letter_message(letter: DeadLetter) -> Message:
     return Message(
         json.encode(stored_entry(letter), what="dead letter"),
         message_id=letter.id,
@@ -194,7 +194,7 @@ def letter_message(letter: DeadLetter) -> Message:
     )
 
 
-def letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLetter:
+def dead_letter_of_message(message: AbstractIncomingMessage, source: str) -> DeadLetter:
     """An entry of ours, or what the broker dead-lettered by itself: too old, or the death of too many consumers."""
     try:
         entry: Any = json.decode(message.body)
@@ -223,7 +223,7 @@ def _read_body(body: bytes) -> tuple[str, Any, str | None]:
     try:
         data: Any = json.decode(body)
     except NotJson as error:
-        return "", body.decode("utf-8", "replace"), f"the body is no JSON: {error}"
+        return "", body.decode("utf-8", "replace"), f"the body is not JSON: {error}"
     urn: Any = data.get("urn") if isinstance(data, dict) else None
     if not is_text(urn):
         return "", data, "urn: expected non-empty text that names the entity"

@@ -2,7 +2,7 @@
 
 A retry is a copy with a higher `x-retry-count`, published to the ladder and confirmed before the original is
 acknowledged: a crash in between gives two copies, never none. Nothing is held unacknowledged to delay it.
-Elsewhere: queues and ladder (`topology`), connections (`_link`), format (`_messages`), dead letters (`_letters`).
+Elsewhere: queues and ladder (`topology`), connections (`_link`), format (`_messages`), dead letters (`_dead_letters`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from bullpen.errors import (
     require,
 )
 from bullpen.plugins._reports import MessagingReports
-from bullpen.plugins.transports._letters import letter_of
+from bullpen.plugins.transports._dead_letters import dead_letter_of
 from bullpen.plugins.transports.rabbitmq._batch import MOST, OutgoingMessage, send_all
-from bullpen.plugins.transports.rabbitmq._letters import RabbitDeadLetters, count
+from bullpen.plugins.transports.rabbitmq._dead_letters import RabbitDeadLetters, count
 from bullpen.plugins.transports.rabbitmq._link import Link, translated
 from bullpen.plugins.transports.rabbitmq._messages import (
     content_of,
     copy_of,
+    dead_letter_message,
     delay_left_ms,
     delivery_of,
-    letter_message,
     message_of,
 )
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec, Topology
@@ -195,7 +195,7 @@ class RabbitMQTransport:
         return consumption
 
     async def settle(self, delivery: Delivery, outcome: Outcome) -> Settled:
-        held: _Held = delivery.handle
+        held: _HeldDelivery = delivery.handle
         if delivery.is_lost:
             raise DeliveryLost(delivery.source, delivery.id, "its channel broke")
         settled = Settled()
@@ -212,7 +212,7 @@ class RabbitMQTransport:
                 case Failed():
                     settled = await self._bury(held, delivery, outcome)
                 case WaitingChildren():
-                    raise InvalidOption("outcome", f"none that waits for other jobs on {LABEL}", outcome)
+                    raise InvalidOption("outcome", f"another outcome: {LABEL} cannot wait for other jobs", outcome)
                 case _:
                     assert_never(outcome)
         except DeliveryLost:
@@ -304,11 +304,13 @@ class RabbitMQTransport:
                 self._link.forget_topology()  # somebody deleted an exchange
                 raise
 
-    async def put_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
+    async def put_dead_letter(self, spec: QueueSpec, letter: DeadLetter) -> None:
         assert spec.letter_key is not None
-        await self._send_patiently(spec, self._topology.dead_letter_exchange, spec.letter_key, letter_message(letter))
+        await self._send_patiently(
+            spec, self._topology.dead_letter_exchange, spec.letter_key, dead_letter_message(letter)
+        )
 
-    async def park(self, held: _Held, delay_ms: int, *, failures: int) -> None:
+    async def park(self, held: _HeldDelivery, delay_ms: int, *, failures: int) -> None:
         """Publish a copy that arrives after the delay, then acknowledge the original."""
         spec = held.consumption.spec
         exchange, key, left_ms = _DEFAULT_EXCHANGE, spec.name, 0
@@ -318,13 +320,13 @@ class RabbitMQTransport:
         await self._send_patiently(spec, exchange, key, copy)
         await held.ack()
 
-    async def _bury(self, held: _Held, delivery: Delivery, failed: Failed) -> Settled:
+    async def _bury(self, held: _HeldDelivery, delivery: Delivery, failed: Failed) -> Settled:
         spec = held.consumption.spec
         if spec.dead_letter_queue is None:
             await held.ack()
             return Settled()
         try:
-            await self.put_letter(spec, letter_of(delivery, failed))
+            await self.put_dead_letter(spec, dead_letter_of(delivery, failed))
         except NotTakenNow:
             raise  # it comes again, fails again, and gets its letter then
         except (ServerRefused, InvalidOption) as error:
@@ -335,7 +337,7 @@ class RabbitMQTransport:
         return Settled(dead_letter=spec.dead_letter_queue)
 
 
-class _Held:
+class _HeldDelivery:
     """A message that waits for its acknowledgement."""
 
     __slots__ = ("channel", "consumption", "message")
@@ -377,8 +379,8 @@ class _Consumption:
 
     def __init__(self, transport: RabbitMQTransport, link: Link, spec: QueueSpec, prefetch: int) -> None:
         self._transport, self._link, self.spec, self._prefetch = transport, link, spec, prefetch
-        self._ready: asyncio.Queue[_Held | None] = asyncio.Queue()
-        self._held: dict[Delivery, _Held] = {}
+        self._ready: asyncio.Queue[_HeldDelivery | None] = asyncio.Queue()
+        self._held: dict[Delivery, _HeldDelivery] = {}
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: AbstractChannel | None = None
@@ -503,7 +505,7 @@ class _Consumption:
             queue = await channel.get_queue(self.source, ensure=False)
 
             async def receive(message: AbstractIncomingMessage) -> None:
-                held = _Held(self, channel, message)
+                held = _HeldDelivery(self, channel, message)
                 if self._stopping.is_set():
                     await held.give_back()  # it was on its way when we cancelled
                 else:
@@ -530,7 +532,7 @@ class _Consumption:
             if on is channel and not limit.expired():
                 limit.reschedule(now)
 
-    async def _send_on(self, held: _Held, left_ms: int) -> None:
+    async def _send_on(self, held: _HeldDelivery, left_ms: int) -> None:
         """A delay longer than the ladder goes round again."""
         failures = delivery_of(held.message, self.source, held).attempt - 1
         try:

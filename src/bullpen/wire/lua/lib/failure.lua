@@ -28,11 +28,11 @@ local function write_dead_letter(dead_letter_base, at, job_key, now_ms)
     local data, history = stored[1], ""
     if not data or data == "" then data = "{}" end -- as every reader takes it
     if ARGV[at + 10] == "text" then
-      data = cjson.encode(data) -- foreign data that is no JSON
+      data = cjson.encode(data) -- foreign data that is not JSON
     elseif ARGV[at + 10] == "sent" then
       data = "" -- foreign data that is not even text: it stands in the head already
     end
-    -- Whoever may write the job may write anything there: what is no JSON value would end the field and begin others.
+    -- Whoever may write the job may write anything there: what is not a JSON value would end the field and begin others.
     if stored[2] and pcall(cjson.decode, stored[2]) then history = ',"redriven":' .. stored[2] end
     local entry = ARGV[at + 7] .. data .. history .. ARGV[at + 8]
     if not store_letter(dead_letter_base, entry_id, ARGV[at + 6], entry, ARGV[at + 9], ARGV[at + 11], now_ms) then return false end

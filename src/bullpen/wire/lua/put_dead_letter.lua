@@ -1,4 +1,4 @@
---[[ put_letter: write the dead letter of work that failed elsewhere. Writing it again changes nothing.
+--[[ put_dead_letter: write the dead letter of work that failed elsewhere. Writing it again changes nothing.
 
   Why a script: the entry, its place in the line and what is kept beside it are one.
 

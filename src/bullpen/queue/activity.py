@@ -13,13 +13,13 @@ from typing import Final, Self
 from bullpen.redis.client import Connection, Door
 from bullpen.wire.keys import QueueKeys, client_name
 
-__all__ = ["QueueNews"]
+__all__ = ["QueueActivity"]
 
 _BLOCK_MS: Final = 5_000
 _WITHIN_S: Final = _BLOCK_MS / 1000 + 2.0
 
 
-class QueueNews:
+class QueueActivity:
     """The news of one queue. Raises ConnectionLost when the server goes away."""
 
     def __init__(self, queue: str, connection: Connection, prefix: str) -> None:

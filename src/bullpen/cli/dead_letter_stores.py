@@ -17,7 +17,7 @@ from bullpen.cli.programs import OnProgram
 from bullpen.ops.dead_letters import DeadLetterConsole
 from bullpen.wiring.dead_letters import OUTBOX_STORE
 
-__all__ = ["console_of", "is_queue", "name_of_store", "opened", "warn_of_brokers"]
+__all__ = ["console_of", "is_queue", "name_of_store", "opened", "warn_about_brokers"]
 
 _SUFFIX = "-dlq"
 
@@ -33,13 +33,13 @@ async def opened(at: OnProgram) -> AsyncIterator[Bullpen]:
         yield app
 
 
-def warn_of_brokers(at: OnProgram, app: Bullpen) -> bool:
+def warn_about_brokers(at: OnProgram, app: Bullpen) -> bool:
     """Whether there may be letters that only a program can name; said on stderr."""
     transport = app.settings.workflows.transport
     if at.program is not None or transport not in ("rabbitmq", "kafka"):
         return False
     show.warn(
-        f"dead letters of workflows on {transport} are not looked at: name the program that has them, --app MODULE:APP"
+        f"dead letters of workflows on {transport} are not included: name the program that has them, --app MODULE:APP"
     )
     return True
 
@@ -51,7 +51,7 @@ def name_of_store(console: DeadLetterConsole, named: str) -> str:
 
 async def console_of(app: Bullpen, named: str, tenant: str | None) -> tuple[DeadLetterConsole, str]:
     """A console that holds this store, and its name. It may also be named by its queue. No keys are searched."""
-    others = {store.name for store in app.other_letters()}
+    others = {store.name for store in app.other_dead_letters()}
     elsewhere = [each for each in _names(named) if each in others or each == OUTBOX_STORE]
     queues = [] if elsewhere else [f"{named.removesuffix(_SUFFIX)}{_SUFFIX}"]
     return await app.dead_letters(tenant_id=tenant, queues=queues), (elsewhere or queues)[0]
@@ -59,7 +59,7 @@ async def console_of(app: Bullpen, named: str, tenant: str | None) -> tuple[Dead
 
 def is_queue(app: Bullpen, store: str) -> bool:
     """Whether a store is a queue of the server, which exists only when something was added to it."""
-    return store.endswith(_SUFFIX) and store not in {each.name for each in app.other_letters()}
+    return store.endswith(_SUFFIX) and store not in {each.name for each in app.other_dead_letters()}
 
 
 def _names(named: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
---[[ sweep_letters: end the dead letters of jobs that are failed no longer, because another client retried or completed them: one step.
+--[[ sweep_dead_letters: end the dead letters of jobs that are failed no longer, because another client retried or completed them: one step.
 
   A letter whose job is gone stays: it may be all that is left of it. Each step looks at the next entries of the line and remembers where
   it ended; the one that reaches the end begins anew.

@@ -1,4 +1,4 @@
---[[ index_letters: let the index of dead letters know entries that others wrote, and forget those that others removed.
+--[[ index_dead_letters: let the index of dead letters know entries that others wrote, and forget those that others removed.
 
   Why a script: meanwhile an entry may have gone, or come; counters change only with the entry they count. And the two numbers are of
   one moment.

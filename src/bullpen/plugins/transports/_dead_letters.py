@@ -23,7 +23,7 @@ from bullpen.ports.transport import Delivery, Event
 _EVENT: Final = frozenset({"urn", "payload"})
 
 
-def letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
+def dead_letter_of(delivery: Delivery, failed: Failed) -> DeadLetter:
     """The dead letter of a failure. The same failure has the same id, so writing it twice can be noticed."""
     event = delivery.event
     data: dict[str, Any] = {"urn": _as_text(event.urn)}

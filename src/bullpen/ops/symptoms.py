@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError
 from bullpen.ops.alert_options import SymptomLimits
-from bullpen.ops.overview import QueueLook
-from bullpen.ops.words import counted, duration_text
+from bullpen.ops.overview import QueueSnapshot
+from bullpen.ops.status import counted, duration_text
 from bullpen.ports.dead_letters import DeadLetterStore
 from bullpen.queue import Queue
 from bullpen.queue.browse import find_queues
@@ -31,14 +31,14 @@ __all__ = [
     "DEAD_SUFFIX",
     "RULES",
     "QueueNames",
-    "Sign",
-    "SignRule",
+    "Symptom",
+    "SymptomRule",
+    "dead_letter_symptoms",
     "is_away",
-    "ledger_signs",
-    "letter_signs",
-    "queue_signs",
-    "signs_of_look",
+    "ledger_symptoms",
+    "queue_symptoms",
     "signs_of_queue",
+    "symptoms_of_snapshot",
 ]
 
 DEAD_SUFFIX: Final = "-dlq"
@@ -51,16 +51,16 @@ _LONGEST_SUBJECT: Final = 200
 _LONGEST_UNLISTED_S: Final = 300.0
 
 _RUN: Final = "bullpen run MODULE:APP"
-_RUN_OUTBOX: Final = f"{_RUN}, where the module calls `app.use_outbox()`: without it no dispatcher runs"
+_RUN_OUTBOX: Final = f"{_RUN}, where the module calls `app.use_outbox()`: otherwise no dispatcher runs"
 
 _DESTINATIONS: Final = command_line("outbox destinations list")
 _LATE_BECAUSE: Final = {
     "broken": (
         "the breaker is open, because deliveries failed one after the other",
-        f"mend the target, or the way to it; {_DESTINATIONS} shows when it is tried again",
+        f"repair the target or the connection to it; {_DESTINATIONS} shows when it is tried again",
         _DESTINATIONS,
     ),
-    "probing": ("nobody has tried whether it works again since the breaker's pause ended", _RUN_OUTBOX, _RUN),
+    "probing": ("no delivery was tried since the breaker's pause ended", _RUN_OUTBOX, _RUN),
 }
 """Why the rows of a destination that is not in order are late: what is so, what to do, and the command in it."""
 
@@ -68,7 +68,7 @@ Source = Literal["redis", "queues", "ledger"]
 
 
 @dataclass(frozen=True, slots=True)
-class SignRule:
+class SymptomRule:
     """One thing that can go wrong, and what the three places call it."""
 
     name: str
@@ -84,22 +84,22 @@ class SignRule:
 RULES: Final = {
     rule.name: rule
     for rule in (
-        SignRule("redis_down", "server", "BullpenRedisDown", "redis"),
-        SignRule("dead_letters", "dead letters", "BullpenDeadLetters", "queues"),
-        SignRule("queue_late", "late", "BullpenQueueIsLate", "queues"),
-        SignRule("no_worker", "workers", "BullpenNoWorker", "queues"),
-        SignRule("outbox_dead", "dead rows", "BullpenOutboxDead", "ledger"),
-        SignRule("parked_events", "parked events", "BullpenParkedEvents", "ledger"),
-        SignRule("outbox_late", "dispatcher", "BullpenOutboxIsLate", "ledger"),
-        SignRule("outbox_claimed", "claimed rows", "BullpenOutboxClaimedTooLong", "ledger"),
-        SignRule("scheduler_late", "scheduler", "BullpenSchedulerIsLate", "ledger"),
-        SignRule("run_stuck", "stuck runs", "BullpenRunIsStuck", "ledger"),
+        SymptomRule("redis_down", "server", "BullpenRedisDown", "redis"),
+        SymptomRule("dead_letters", "dead letters", "BullpenDeadLetters", "queues"),
+        SymptomRule("queue_late", "late", "BullpenQueueIsLate", "queues"),
+        SymptomRule("no_worker", "workers", "BullpenNoWorker", "queues"),
+        SymptomRule("outbox_dead", "dead rows", "BullpenOutboxDead", "ledger"),
+        SymptomRule("parked_events", "parked events", "BullpenParkedEvents", "ledger"),
+        SymptomRule("outbox_late", "dispatcher", "BullpenOutboxIsLate", "ledger"),
+        SymptomRule("outbox_claimed", "claimed rows", "BullpenOutboxClaimedTooLong", "ledger"),
+        SymptomRule("scheduler_late", "scheduler", "BullpenSchedulerIsLate", "ledger"),
+        SymptomRule("run_stuck", "stuck runs", "BullpenRunIsStuck", "ledger"),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Symptom:
     """Something that is so now."""
 
     rule: str
@@ -141,22 +141,22 @@ class QueueNames:
         return sorted({*self._names, *letters})
 
 
-async def queue_signs(
+async def queue_symptoms(
     connection: Connection,
     prefix: str,
     limits: SymptomLimits,
     stores: Iterable[DeadLetterStore] = (),
     names: Callable[[], Awaitable[list[str]]] | None = None,
-) -> list[Sign]:
+) -> list[Symptom]:
     """Signs of all queues, and of further stores of dead letters that can be counted without reading them whole."""
-    found: list[Sign] = []
+    found: list[Symptom] = []
     for name in await (find_queues(connection, prefix) if names is None else names()):
         async with Queue(name, connection=connection, prefix=prefix) as queue:
             found += [sign async for sign in signs_of_queue(queue, limits)]
-    return found + await letter_signs(stores, limits)
+    return found + await dead_letter_symptoms(stores, limits)
 
 
-async def letter_signs(stores: Iterable[DeadLetterStore], limits: SymptomLimits) -> list[Sign]:
+async def dead_letter_symptoms(stores: Iterable[DeadLetterStore], limits: SymptomLimits) -> list[Symptom]:
     """Signs of stores of dead letters that are no queues of the server."""
     return [
         _dead_letters(store.name, store.name, depth)
@@ -165,7 +165,7 @@ async def letter_signs(stores: Iterable[DeadLetterStore], limits: SymptomLimits)
     ]
 
 
-async def signs_of_queue(queue: Queue, limits: SymptomLimits) -> AsyncIterator[Sign]:
+async def signs_of_queue(queue: Queue, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     """Signs of one queue, or of one dead-letter queue."""
     counts = await queue.counts()
     if queue.name.endswith(DEAD_SUFFIX):
@@ -182,7 +182,7 @@ async def signs_of_queue(queue: Queue, limits: SymptomLimits) -> AsyncIterator[S
         yield _late(queue.name, to_do, age_ms, is_paused=await queue.is_paused())
 
 
-def signs_of_look(look: QueueLook, limits: SymptomLimits) -> Iterator[Sign]:
+def symptoms_of_snapshot(look: QueueSnapshot, limits: SymptomLimits) -> Iterator[Symptom]:
     """The same for a queue of a snapshot, and of its dead letters, without asking anybody. A paused queue is not late:
     somebody wants it so."""
     if limits.dead_letters and look.dead_letters >= limits.dead_letters:
@@ -198,33 +198,33 @@ def signs_of_look(look: QueueLook, limits: SymptomLimits) -> Iterator[Sign]:
         yield _late(look.queue, look.ready, age_ms, is_paused=False)
 
 
-def _no_worker(queue: str, to_do: int, age_ms: int) -> Sign:
+def _no_worker(queue: str, to_do: int, age_ms: int) -> Symptom:
     # Late too, of course, but for this reason: one cause, one sign.
     text = f"{counted(to_do, 'job')} and no worker; the next has waited {duration_text(age_ms)}"
-    return Sign("no_worker", queue, age_ms, text, f"start a worker: {_RUN}", _RUN)
+    return Symptom("no_worker", queue, age_ms, text, f"start a worker: {_RUN}", _RUN)
 
 
-def _late(queue: str, to_do: int, age_ms: int, *, is_paused: bool) -> Sign:
+def _late(queue: str, to_do: int, age_ms: int, *, is_paused: bool) -> Symptom:
     text = f"the next of {counted(to_do, 'job')} has waited {duration_text(age_ms)}" + (
         "; the queue is paused" if is_paused else ""
     )
     line = command_line("queues resume", queue) if is_paused else ""
-    return Sign("queue_late", queue, age_ms, text, line or "more workers, or more concurrency", line)
+    return Symptom("queue_late", queue, age_ms, text, line or "more workers, or more concurrency", line)
 
 
-def _dead_letters(store: str, named: str, depth: int) -> Sign:
+def _dead_letters(store: str, named: str, depth: int) -> Symptom:
     line = command_line("dead-letters list", named)
-    text = f"{counted(depth, 'dead letter waits', 'dead letters wait')} for somebody"
-    return Sign("dead_letters", store, depth, text, line, line)
+    text = f"{counted(depth, 'dead letter needs', 'dead letters need')} attention"
+    return Symptom("dead_letters", store, depth, text, line, line)
 
 
 # Ledger -------------------------------------------------------------------------------------------------------------
 
 
-async def ledger_signs(ledger: Ledger, limits: SymptomLimits) -> list[Sign]:
+async def ledger_symptoms(ledger: Ledger, limits: SymptomLimits) -> list[Symptom]:
     """Signs of the parts that the ledger has, by the database's clock."""
     there = await ledger.parts()
-    looks: dict[str, Callable[[Ledger, SymptomLimits], AsyncIterator[Sign]]] = {
+    looks: dict[str, Callable[[Ledger, SymptomLimits], AsyncIterator[Symptom]]] = {
         "outbox": _outbox_signs,
         "projector": _projector_signs,
         "messages": _message_signs,
@@ -235,7 +235,7 @@ async def ledger_signs(ledger: Ledger, limits: SymptomLimits) -> list[Sign]:
     ]
 
 
-async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
+async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     from bullpen.ledger import OutboxStatus
 
     now = await _now(ledger)
@@ -243,7 +243,7 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
     if limits.dead_letters and dead >= limits.dead_letters:
         line = command_line("outbox list", status="DEAD")
         text = f"{counted(dead, 'delivery', 'deliveries')} failed finally"
-        yield Sign("outbox_dead", "outbox", dead, text, line, line)
+        yield Symptom("outbox_dead", "outbox", dead, text, line, line)
     if limits.outbox_late_ms:
         troubled = {name: each.state for name, each in (await ledger.destinations.troubled()).items()}
         for name, status, count, due in await ledger.outbox.stats():
@@ -252,9 +252,9 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
             waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and state != "disabled"
             if waits and late_ms >= limits.outbox_late_ms:
                 rows = counted(count, "row waits", "rows wait")
-                why, fix, command = _LATE_BECAUSE.get(state, ("nobody has claimed it", _RUN_OUTBOX, _RUN))
+                why, fix, command = _LATE_BECAUSE.get(state, ("no dispatcher has claimed it", _RUN_OUTBOX, _RUN))
                 text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and {why}"
-                yield Sign("outbox_late", name, late_ms, text, fix, command)
+                yield Symptom("outbox_late", name, late_ms, text, fix, command)
     if limits.outbox_claimed_ms:
         limit_at = now - limits.outbox_claimed_ms * _MS
         lost = [row for row in await ledger.outbox.expired(_MOST) if row.locked_until and row.locked_until <= limit_at]
@@ -262,37 +262,37 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
             some = f"{len(lost)}{' or more' if len(lost) == _MOST else ''}"
             rows = "row is" if len(lost) == 1 else "rows are"
             text = f"{some} {rows} claimed, the lease ran out, and no dispatcher takes them back ({lost[0].id})"
-            yield Sign("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX, _RUN)
+            yield Symptom("outbox_claimed", "outbox", len(lost), text, _RUN_OUTBOX, _RUN)
 
 
-async def _projector_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
+async def _projector_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     parked = await ledger.parked.count()
     if limits.dead_letters and parked >= limits.dead_letters:
         events = counted(parked, "event is", "events are")
         text = f"{events} parked, and no message has come of {'it' if parked == 1 else 'them'}"
-        line = command_line("projector parked list")
-        yield Sign("parked_events", "projector", parked, text, line, line)
+        line = command_line("projectors parked list")
+        yield Symptom("parked_events", "projector", parked, text, line, line)
 
 
-async def _message_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
+async def _message_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     from bullpen.ledger.messages import SqlMessages
 
     late_ms, _ = await SqlMessages(ledger.database).lags_ms()
     if limits.scheduler_late_ms and late_ms >= limits.scheduler_late_ms:
         text = f"the oldest message that is due has waited {duration_text(late_ms)} to be queued"
         fix = f"start an app with messages: {_RUN}; bullpen messages check says more"
-        yield Sign("scheduler_late", "messages", late_ms, text, fix, _RUN)
+        yield Symptom("scheduler_late", "messages", late_ms, text, fix, _RUN)
 
 
-async def _run_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Sign]:
+async def _run_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     if not limits.run_stuck_ms:
         return
     idle = await ledger.runs.idle(longer_than_ms=limits.run_stuck_ms, limit=_MOST)
     if idle:
         some = f"{len(idle)}{' or more' if len(idle) == _MOST else ''}"
         runs = "run has" if len(idle) == 1 else "runs have"
-        text = f"{some} {runs} not ended, with no sign of life for {duration_text(limits.run_stuck_ms)} ({idle[0].id})"
-        yield Sign("run_stuck", "runs", len(idle), text, f"bullpen runs show ID; runs need a worker: {_RUN}", _RUN)
+        text = f"{some} {runs} not ended, without progress for {duration_text(limits.run_stuck_ms)} ({idle[0].id})"
+        yield Symptom("run_stuck", "runs", len(idle), text, f"bullpen runs show ID; runs need a worker: {_RUN}", _RUN)
 
 
 async def _now(ledger: Ledger) -> datetime:
@@ -301,7 +301,7 @@ async def _now(ledger: Ledger) -> datetime:
     return await SqlMessages(ledger.database).now()
 
 
-async def is_away(connection: Connection) -> Sign | None:
+async def is_away(connection: Connection) -> Symptom | None:
     """The sign that the server of the queues does not answer."""
     try:
         if await connection.is_healthy():
@@ -309,5 +309,5 @@ async def is_away(connection: Connection) -> Sign | None:
     except BullpenError:
         pass
     address = str(connection.address)
-    fix = "start the server, or mend the way to it; bullpen doctor says more"
-    return Sign("redis_down", address, 1, f"{address} does not answer", fix, "bullpen doctor")
+    fix = "start the server, or check the connection to it; bullpen doctor says more"
+    return Symptom("redis_down", address, 1, f"{address} does not answer", fix, "bullpen doctor")

@@ -18,9 +18,9 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from bullpen.errors import DeadLetterNotFound
 from bullpen.plugins._reports import MessagingReports
-from bullpen.plugins.transports._letters import check_event_edit, event_of, who
+from bullpen.plugins.transports._dead_letters import check_event_edit, event_of, who
 from bullpen.plugins.transports.rabbitmq._link import Link
-from bullpen.plugins.transports.rabbitmq._messages import letter_of_message
+from bullpen.plugins.transports.rabbitmq._messages import dead_letter_of_message
 from bullpen.plugins.transports.rabbitmq.topology import QueueSpec
 from bullpen.ports.dead_letters import (
     ANY,
@@ -56,7 +56,7 @@ class RabbitDeadLetters:
 
     async def put(self, letter: DeadLetter) -> None:
         if await self.get(letter.id) is None:
-            await self._transport.put_letter(self._spec, letter)
+            await self._transport.put_dead_letter(self._spec, letter)
 
     async def list(self, *, start: int = 0, count: int = 100) -> list[DeadLetter]:
         return [*await self._link.whole(self._read())][start : start + count]
@@ -81,7 +81,7 @@ class RabbitDeadLetters:
             found = look.copies(entry_id)
             if not found:
                 raise DeadLetterNotFound(self.name, entry_id)
-            letter, by = letter_of_message(found[0], self._spec.name), by or who()
+            letter, by = dead_letter_of_message(found[0], self._spec.name), by or who()
             if edit is not None:
                 check_event_edit(self.name, letter, edit)
             # Sent and confirmed first: a crash in between delivers it twice with the same identity, and loses nothing.
@@ -104,10 +104,10 @@ class RabbitDeadLetters:
             return bool(found)
 
     @asynccontextmanager
-    async def _look(self) -> AsyncIterator[_Look]:
+    async def _look(self) -> AsyncIterator[_QueueContents]:
         await self._transport.declare(self._spec)
         async with self._link.channel(_PURPOSE) as channel:
-            look = _Look(await self._receive(channel), self._spec.name)
+            look = _QueueContents(await self._receive(channel), self._spec.name)
             try:
                 yield look
             finally:
@@ -147,7 +147,7 @@ async def count(queue: str, channel: AbstractChannel) -> tuple[int, int]:
     return declared.message_count or 0, declared.consumer_count or 0
 
 
-class _Look:
+class _QueueContents:
     """What was in the queue, and is put back unless it is removed."""
 
     def __init__(self, messages: Sequence[AbstractIncomingMessage], source: str) -> None:
@@ -167,4 +167,4 @@ class _Look:
             self.messages.remove(message)
 
     def _read(self, message: AbstractIncomingMessage) -> DeadLetter:
-        return letter_of_message(message, self._source)
+        return dead_letter_of_message(message, self._source)

@@ -10,18 +10,18 @@ from enum import StrEnum
 from typing import Final
 
 __all__ = [
-    "Word",
+    "WorkStatus",
     "counted",
     "duration_text",
-    "job_word",
-    "message_word",
-    "outbox_word",
-    "run_word",
+    "job_status",
+    "message_status",
+    "outbox_status",
+    "run_status",
     "size_text",
 ]
 
 
-class Word(StrEnum):
+class WorkStatus(StrEnum):
     """What a piece of work does, whatever its store calls it."""
 
     WAITING = "waiting"
@@ -37,59 +37,59 @@ class Word(StrEnum):
 
 
 _JOBS: Final = {
-    "waiting": Word.WAITING,
-    "prioritized": Word.WAITING,
-    "active": Word.ACTIVE,
-    "delayed": Word.DELAYED,
-    "waiting-children": Word.BLOCKED,
-    "completed": Word.DONE,
-    "failed": Word.DEAD,
-    "unknown": Word.UNKNOWN,
+    "waiting": WorkStatus.WAITING,
+    "prioritized": WorkStatus.WAITING,
+    "active": WorkStatus.ACTIVE,
+    "delayed": WorkStatus.DELAYED,
+    "waiting-children": WorkStatus.BLOCKED,
+    "completed": WorkStatus.DONE,
+    "failed": WorkStatus.DEAD,
+    "unknown": WorkStatus.UNKNOWN,
 }
 _OUTBOX: Final = {
-    "PENDING": Word.WAITING,
-    "CLAIMED": Word.ACTIVE,
-    "SENT": Word.DONE,
-    "FAILED": Word.RETRYING,
-    "DEAD": Word.DEAD,
+    "PENDING": WorkStatus.WAITING,
+    "CLAIMED": WorkStatus.ACTIVE,
+    "SENT": WorkStatus.DONE,
+    "FAILED": WorkStatus.RETRYING,
+    "DEAD": WorkStatus.DEAD,
 }
 _RUNS: Final = {
-    "QUEUED": Word.WAITING,
-    "RUNNING": Word.ACTIVE,
-    "COMPLETED": Word.DONE,
-    "FAILED": Word.DEAD,
-    "CANCELLED": Word.CANCELLED,
+    "QUEUED": WorkStatus.WAITING,
+    "RUNNING": WorkStatus.ACTIVE,
+    "COMPLETED": WorkStatus.DONE,
+    "FAILED": WorkStatus.DEAD,
+    "CANCELLED": WorkStatus.CANCELLED,
 }
 _MESSAGES: Final = {
-    "CREATED": Word.WAITING,
-    "QUEUED": Word.WAITING,
-    "SENDING": Word.ACTIVE,
-    "SENT": Word.DONE,
-    "FAILED": Word.DEAD,
-    "PARKED": Word.UNKNOWN,
-    "CANCELLED": Word.CANCELLED,
-    "SKIPPED": Word.CANCELLED,
-    "EXPIRED": Word.CANCELLED,
+    "CREATED": WorkStatus.WAITING,
+    "QUEUED": WorkStatus.WAITING,
+    "SENDING": WorkStatus.ACTIVE,
+    "SENT": WorkStatus.DONE,
+    "FAILED": WorkStatus.DEAD,
+    "PARKED": WorkStatus.UNKNOWN,
+    "CANCELLED": WorkStatus.CANCELLED,
+    "SKIPPED": WorkStatus.CANCELLED,
+    "EXPIRED": WorkStatus.CANCELLED,
 }
 
 
-def job_word(state: str, *, attempts_made: int = 0, has_failed: bool = False) -> Word:
+def job_status(state: str, *, attempts_made: int = 0, has_failed: bool = False) -> WorkStatus:
     """The word for a job. A delayed one that has failed before is being retried."""
     if state == "delayed" and attempts_made and has_failed:
-        return Word.RETRYING
-    return _JOBS.get(state, Word.UNKNOWN)
+        return WorkStatus.RETRYING
+    return _JOBS.get(state, WorkStatus.UNKNOWN)
 
 
-def outbox_word(status: str) -> Word:
-    return _OUTBOX.get(status, Word.UNKNOWN)
+def outbox_status(status: str) -> WorkStatus:
+    return _OUTBOX.get(status, WorkStatus.UNKNOWN)
 
 
-def run_word(status: str) -> Word:
-    return _RUNS.get(status, Word.UNKNOWN)
+def run_status(status: str) -> WorkStatus:
+    return _RUNS.get(status, WorkStatus.UNKNOWN)
 
 
-def message_word(status: str) -> Word:
-    return _MESSAGES.get(status, Word.UNKNOWN)
+def message_status(status: str) -> WorkStatus:
+    return _MESSAGES.get(status, WorkStatus.UNKNOWN)
 
 
 def duration_text(ms: float) -> str:

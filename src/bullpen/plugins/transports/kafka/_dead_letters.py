@@ -2,7 +2,7 @@
 
 A record cannot be taken out, so a letter that is done with gets a tombstone behind it in its partition. Every operation
 reads the whole topic: it is a place for what people look at, not for a backlog. Elsewhere: writing letters
-(`transport`), their fields (`bullpen.plugins.transports._letters`).
+(`transport`), their fields (`bullpen.plugins.transports._dead_letters`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from bullpen._kernel import json
 from bullpen.errors import DeadLetterNotFound
 from bullpen.plugins._reports import MessagingReports
-from bullpen.plugins.transports._letters import check_event_edit, event_of, stored_entry, who
+from bullpen.plugins.transports._dead_letters import check_event_edit, event_of, stored_entry, who
 from bullpen.plugins.transports.kafka._records import read_value
 from bullpen.ports.dead_letters import (
     ANY,
