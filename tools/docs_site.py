@@ -28,7 +28,10 @@ BESIDE: Final = {
 MODULES: Final = (
     "bullpen",
     "bullpen.channels",
+    "bullpen.compat.arq",
     "bullpen.compat.bullmq",
+    "bullpen.compat.celery",
+    "bullpen.compat.rq",
     "bullpen.dashboard",
     "bullpen.integrations.django",
     "bullpen.integrations.fastapi",

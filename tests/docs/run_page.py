@@ -5,8 +5,9 @@
 - ```python: run in order in one module, `await` allowed. A block with `asyncio.run(` is a whole program and runs by
   itself; one that begins with `# name.py` or `# folder/name.py` becomes that file, one with `# at the end of name.py`
   is added to it.
-- ```sh: each line is a command. `bullpen run`, `bullpen exporter` and `manage.py bullpen_worker` go on beside the others
-  until the page ends.
+- ```sh: each line is a command. `bullpen run`, `bullpen exporter` and `manage.py bullpen_worker` go on until the page
+  ends.
+- ```py: a program with another library, which is not installed here; it is only compiled.
 - ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line.
 - `<!-- after: page.md -->`: the files of that page are there, and of those that it comes after.
 - ```text: what the block before it printed; `…` stands for anything.
@@ -106,6 +107,8 @@ class Page:
                 await self._run_node(source)
             case "text":
                 self._compare(block.source)
+            case "py":
+                compile(block.source, str(self._path), "exec")  # `tests/compat/test_moving.py` runs its like
             case "toml" | "":
                 pass
             case "json" | "mjs":

@@ -22,7 +22,8 @@ import pytest
 from bullpen.ledger.version import head
 from bullpen.testing import Child, PostgresServer
 from tests.databases import OWNER
-from tests.integrations._django6 import NoNewerPython, ensure_environment
+from tests.environments import EnvironmentMissing
+from tests.integrations._django6 import ensure_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -79,7 +80,7 @@ def python(request: pytest.FixtureRequest) -> str:
         return sys.executable
     try:
         return str(ensure_environment())
-    except NoNewerPython as missing:
+    except EnvironmentMissing as missing:
         pytest.skip(str(missing))
 
 

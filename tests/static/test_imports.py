@@ -33,6 +33,8 @@ DOORS = {
     "fastapi": ("bullpen.integrations",),
     "django": ("bullpen.integrations.django",),
     "django_tasks": ("bullpen.integrations.django",),
+    "arq": ("bullpen.compat.arq",),
+    "rq": ("bullpen.compat.rq",),
     "asgiref": ("bullpen.integrations.django",),
     "click": ("bullpen.cli",),
     "uvicorn": ("bullpen.cli", "bullpen.http", "bullpen.dashboard"),

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "bullpen",
     "bullpen.channels",
+    "bullpen.compat.arq",
     "bullpen.compat.bullmq",
+    "bullpen.compat.celery",
+    "bullpen.compat.rq",
     "bullpen.dashboard",
     "bullpen.integrations.django",
     "bullpen.integrations.fastapi",
