@@ -8,7 +8,8 @@
 - ```sh: each line is a command. `bullpen run`, `bullpen exporter` and `manage.py bullpen_worker` go on until the page
   ends.
 - ```py: a program with another library, which is not installed here; it is only compiled.
-- ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line.
+- ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line; one that
+  begins with `// name.cjs` becomes that file.
 - `<!-- after: page.md -->`: the files of that page are there, and of those that it comes after.
 - ```text: what the block before it printed; `…` stands for anything.
 
@@ -43,7 +44,7 @@ from tests.forks import Tell
 # Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
 NOT_RUN_HERE = (
     *("pip install", "python3 -m venv", ". .venv", "make ", "npm ", "export "),
-    *("bullpen demo", "redis-cli ", "python -m asyncio"),
+    *("bullpen demo", "redis-cli ", "python -m asyncio", "mkdir ", "cd "),
 )
 
 
@@ -95,7 +96,9 @@ class Page:
 
     async def _run(self, block: Block) -> None:
         source = block.source if self._port is None else block.source.replace("6379", str(self._port))
-        source = re.sub(r"127\.0\.0\.1:(9\d{3})", lambda found: f"127.0.0.1:{self._served[found[1]]}", source)
+        source = re.sub(
+            r"(127\.0\.0\.1:|--port )([89]\d{3})", lambda found: f"{found[1]}{self._served[found[2]]}", source
+        )
         match block.language:
             case "python":
                 await self._run_python(source, block.line)
@@ -104,7 +107,9 @@ class Page:
                 for command in source.replace("\\\n", " ").splitlines():
                     await self._run_command(command)
             case "js":
-                await self._run_node(source)
+                if not write_file(source, Path.cwd()):
+                    _write("worker.cjs", source)
+                    await self._run_node("worker.cjs")
             case "text":
                 self._compare(block.source)
             case "py":
@@ -143,6 +148,12 @@ class Page:
         if arguments[:2] == ["manage.py", "bullpen_worker"]:
             await self._start(sys.executable, *arguments, until=b"taking jobs")
             return
+        if program == "uvicorn":
+            await self._start(sys.executable, "-m", program, *arguments, until=b"startup complete")
+            return
+        if program == "node":
+            await self._run_node(arguments[0])
+            return
         if program == "django-admin":
             program, arguments = "python", ["-m", "django", *arguments]
         if program == "python":
@@ -162,9 +173,12 @@ class Page:
         assert code == 0, f"{command} ended with {code}:\n{out}{errors}"
         self._printed += out
 
-    async def _run_node(self, source: str) -> None:
-        _write("worker.cjs", source)
-        await self._start(os.environ.get("PAGE_NODE", "node"), "worker.cjs", until=b"\n")
+    async def _run_node(self, name: str) -> None:
+        node = os.environ.get("PAGE_NODE", "node")
+        if "worker" in name:  # goes on, and says when it is ready
+            await self._start(node, name, until=b"\n")
+        else:
+            self._printed += await self._finish(node, name)
 
     async def _start(self, *words: str, until: bytes) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -199,7 +213,7 @@ def _write(name: str, source: str) -> None:
 
 def write_file(source: str, place: Path) -> bool:
     """Write a block that is a file, or belongs at the end of one; whether it is."""
-    found = re.match(r"# (at the end of )?((?:\w+/)*\w+\.py)\n", source)
+    found = re.match(r"(?:#|//) (at the end of )?((?:\w+/)*\w+\.c?(?:py|js))\n", source)
     if found is None:
         return False
     path = place / found[2]
