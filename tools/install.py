@@ -22,7 +22,7 @@ EXTRAS: Final = {
     # What the tests use today; an optional part of the product joins when it has tests.
     "test": (
         *("embedded", "cli", "postgres", "sqlite", "kafka", "rabbitmq", "kurrent"),
-        *("http", "dashboard", "email", "metrics", "fast", "tracing", "encryption", "s3", "dev"),
+        *("http", "dashboard", "email", "metrics", "fast", "tracing", "sentry", "encryption", "s3", "dev"),
     ),
 }
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")

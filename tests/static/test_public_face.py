@@ -24,6 +24,7 @@ MODULES = (
     "bullpen.channels",
     "bullpen.compat.bullmq",
     "bullpen.dashboard",
+    "bullpen.integrations.sentry",
     "bullpen.messages",
     "bullpen.middleware",
     "bullpen.outbox",
