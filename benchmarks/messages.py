@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import json
 import logging
 import os
+import pstats
 import resource
 import statistics
 import sys
@@ -70,6 +72,18 @@ async def main():
     await server.serve_forever()
 asyncio.run(main())
 """
+
+
+class Nowhere:
+    """A provider that takes everything at once."""
+
+    async def send(self, message: Message) -> SendResult:
+        return Accepted()
+
+    async def check(self) -> ChannelHealth:
+        return ChannelHealth(True)
+
+    async def aclose(self) -> None: ...
 
 
 class Slow:
@@ -223,7 +237,9 @@ async def count_sent(ledger: Ledger, wanted: int) -> None:
         forget()
 
 
-async def measure(transport: str, address: str, database: str, rows: int, concurrency: int) -> dict[str, float]:
+async def measure(
+    transport: str, address: str, database: str, rows: int, concurrency: int, profile: Path | None
+) -> dict[str, float]:
     found: dict[str, float] = {}
     async with Ledger(database) as ledger, client_of(transport, address, concurrency) as (client, queue):
         messages = Messages(
@@ -233,6 +249,7 @@ async def measure(transport: str, address: str, database: str, rows: int, concur
         port = int(server.wait_for("port").split()[-1])
         hook = Webhook(f"http://127.0.0.1:{port}/", body="payload", allow_http=True, allowed_networks=["127.0.0.0/8"])
         messages.channel("hook", hook, after_crash="same_key")
+        messages.channel("nowhere", Nowhere(), after_crash="same_key")
         set_clock(ledger, DUE - timedelta(days=1))
         saved = min(rows, _MOST_SAVED)
         await rate(saved, lambda: save(messages, saved, "hook"), found, "recipients saved")
@@ -257,9 +274,38 @@ async def measure(transport: str, address: str, database: str, rows: int, concur
 
         await rate(sent, send, found, "messages sent over HTTP")
         await sender.close()
+        await measure_sending(ledger, messages, rows, found, profile)
         await messages.aclose()
         server.close()
     return found
+
+
+async def measure_sending(
+    ledger: Ledger, messages: Messages, rows: int, found: dict[str, float], profile: Path | None
+) -> None:
+    """To a provider that does nothing: what sending costs by itself."""
+    sent = min(rows, 5_000)
+    set_clock(ledger, DUE - timedelta(days=1))
+    await messages.recipients.save_many(people(rows, sent, "nowhere"))
+    await messages.planner().run_until_done()
+    set_clock(ledger, DUE)
+    await messages.enqueuer().run_once()
+    waiting = asyncio.create_task(count_sent(ledger, sent))
+    sender = messages.sender()
+    await asyncio.sleep(0)
+    profiler = cProfile.Profile()
+
+    async def send() -> None:
+        await sender.start()
+        if profile is not None:
+            profiler.enable()
+        await waiting
+
+    await rate(sent, send, found, "messages sent nowhere")
+    if profile is not None:
+        profiler.disable()
+        pstats.Stats(profiler).dump_stats(profile)
+    await sender.close()
 
 
 async def measure_prefetch(transport: str, address: str, database: str) -> dict[str, float]:
@@ -365,7 +411,9 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 await ledger.migrate()
             server: Any = RabbitServer.start() if transport == "rabbitmq" else RedisServer.start()
             try:
-                found = await measure(transport, server.url, database, options.rows, options.concurrency)
+                found = await measure(
+                    transport, server.url, database, options.rows, options.concurrency, options.profile
+                )
                 if not options.only_bulk:
                     database = postgres.url(postgres.create_database())
                     async with Ledger(database) as ledger:
@@ -385,6 +433,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--transports", nargs="+", default=["bullmq", "rabbitmq"], choices=["bullmq", "rabbitmq"])
     parser.add_argument("--concurrency", type=int, default=50, help="deliveries a sender handles at a time")
+    parser.add_argument("--profile", type=Path, help="where the profile of a sender goes")
     parser.add_argument("--only-bulk", action="store_true", help="leave out prefetch, wait and memory")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()

@@ -254,12 +254,17 @@ class Cpu:
     """Microseconds of a processor per row, of all that work on it: other programs on the machine change this less than
     they change rates. What processes needed to start is not counted."""
 
-    def __init__(self, pids: list[int]) -> None:
-        self._pids, self._before = pids, sum(map(cpu_seconds, pids))
-        self.per_row = 0.0
+    def __init__(self, servers: list[int], clients: list[int]) -> None:
+        self._pids = (servers, clients)
+        self._before = self._used()
+        self.per_row, self.of_clients = 0.0, 0.0
+
+    def _used(self) -> list[float]:
+        return [sum(map(cpu_seconds, pids)) for pids in self._pids]
 
     def note(self, rows: int) -> None:
-        self.per_row = (sum(map(cpu_seconds, self._pids)) - self._before) / rows * 1e6
+        servers, clients = (now - before for now, before in zip(self._used(), self._before, strict=True))
+        self.per_row, self.of_clients = (servers + clients) / rows * 1e6, clients / rows * 1e6
 
 
 async def measure_loop(
@@ -284,7 +289,7 @@ async def measure_loop(
     try:
         for child in children:
             await asyncio.to_thread(child.wait_for, "ready")
-        cpu = Cpu([*servers, *(child.pid for child in children)])
+        cpu = Cpu(servers, [child.pid for child in children])
         began = time.perf_counter()
         for child in children:
             child.send_line("go")
@@ -327,7 +332,7 @@ async def measure_delivering(
         children += [Child.module("benchmarks.outbox", "--serve", json.dumps(order), cwd=ROOT) for _ in range(count)]
         for child in children:
             await asyncio.to_thread(child.wait_for, "ready")
-        cpu = Cpu([*(servers or []), *(child.pid for child in children)])
+        cpu = Cpu(servers or [], [child.pid for child in children])
         began = time.perf_counter()
         for child in children:
             child.send_line("go")
@@ -512,7 +517,8 @@ async def measure(arguments: argparse.Namespace) -> None:
                         ledger, url, redis, 2_000, strategy, 1, ordering_key="k", limit_s=20, servers=[server.pid]
                     )
                     show(f"one ordered key, {strategy}", {"1 process": found})
-                    show("processor time per row, us", {"with the database": cpu.per_row}, unit="us")
+                    spent = {"with the database": cpu.per_row, "client alone": cpu.of_clients}
+                    show("processor time per row, us", spent, unit="us")
             if "latency" in wanted:
                 for strategy in arguments.strategies:
                     took = await measure_latency(ledger, url, redis, strategy, arguments.messages)
@@ -534,6 +540,7 @@ async def compare(
         names = ("loop, bare table", "loop, our table", *arguments.strategies)
         rates: dict[str, list[float]] = {name: [] for name in names}
         costs: dict[str, list[float]] = {name: [] for name in names}
+        ours: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(arguments.rounds):
             for name in names:
                 if name.startswith("loop"):
@@ -545,12 +552,14 @@ async def compare(
                     )
                 rates[name].append(found[0])
                 costs[name].append(found[1].per_row)
+                ours[name].append(found[1].of_clients)
                 if count == 1 and name == "direct":
                     sizes = await bytes_per_row(ledger, arguments.rows)
         figures = {name: statistics.median(values) for name, values in rates.items()}
         cost = {name: statistics.median(values) for name, values in costs.items()}
         show(f"delivered, {count} process{'es' if count > 1 else ''}, load {os.getloadavg()[0]:.1f}", figures)
         show("processor time of all processes per row, us", cost, unit="us")
+        show("of which clients", {name: statistics.median(values) for name, values in ours.items()}, unit="us")
         for loop in names[:2]:
             show(f"rate, of the {loop}", {name: figures[name] / figures[loop] for name in names[2:]}, unit="x")
             show(f"rows per processor time, of the {loop}", {n: cost[loop] / cost[n] for n in names[2:]}, unit="x")

@@ -37,8 +37,8 @@ shows the value and its origin.
 | 4 | the time of `--timeout` is over; the awaited work continues |
 | 130 | interrupted by Ctrl-C, or a question answered with no |
 
-If a signal ends `bullpen top`, the exit code is 128 plus its number. `-h` and `--help` work everywhere; `bullpen --version`
-prints the version.
+If a signal ends `bullpen top`, the exit code is 128 plus its number. `-h` and `--help` work everywhere;
+`bullpen --version` prints the version.
 
 Commands that delete by filter ask first; without a terminal to confirm on, pass `--yes`. `--dry-run` only counts and
 changes nothing. Times are written `1500` (milliseconds), `90s`, `15m`, `2h`, `1d`.

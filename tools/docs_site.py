@@ -35,6 +35,7 @@ MODULES: Final = (
     "bullpen.dashboard",
     "bullpen.integrations.django",
     "bullpen.integrations.fastapi",
+    "bullpen.integrations.sentry",
     "bullpen.integrations.starlette",
     "bullpen.messages",
     "bullpen.middleware",

@@ -19,7 +19,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 _PRODUCT: Final = (
     *("embedded", "cli", "postgres", "sqlite", "kafka", "rabbitmq", "kurrent"),
-    *("http", "dashboard", "email", "metrics", "fast", "tracing", "encryption", "s3"),
+    *("http", "dashboard", "email", "metrics", "fast", "tracing", "sentry", "encryption", "s3"),
 )
 EXTRAS: Final = {
     "demo": ("embedded", "cli", "sqlite", "http", "dashboard"),

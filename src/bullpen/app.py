@@ -1,7 +1,7 @@
 """The composition root: one object that holds settings, connection, queues and everything that runs.
 
 In: settings and what the program registers (workers, or any `Service`). Out: all of it running until a signal, and
-closed in the right order. This is the face that programs see; what is behind it stands in `bullpen.wiring`: what the
+closed in the right order. This is the public face; the parts behind it are in `bullpen.wiring`: what the
 app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`observing`), how it runs (`running`).
 """
 
@@ -35,11 +35,13 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
     from bullpen.ops.alerts import Watcher
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
-    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
+    from bullpen.outbox import Endpoints, EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
     from bullpen.queue import Job
     from bullpen.queue.arguments import QueueArguments, TaskArguments
+    from bullpen.queue.batch import BatchOptions
+    from bullpen.queue.batch_tasks import BatchTaskMaker
     from bullpen.queue.codec import Codec
     from bullpen.queue.schedulers import Reconciled
     from bullpen.queue.tasks import TaskMaker, Unique
@@ -55,6 +57,7 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
     )
     from bullpen.worker import Worker
     from bullpen.worker.around import Around
+    from bullpen.worker.auto import Concurrency
     from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.definition import Definition
     from bullpen.workflow.service import Workflow
@@ -150,6 +153,14 @@ class Bullpen:
         return self._features.use_outbox()
 
     @property
+    def endpoints(self) -> Endpoints:
+        """Where the tenants want their events to be sent: rows, made and changed while everything runs.
+
+        `app.outbox.publish` stores a message for each of them; an app that uses its outbox delivers them.
+        """
+        return self._features.endpoints
+
+    @property
     def messages(self) -> Messages:
         """What `use_messages` made."""
         return _used(self._features.messages, "messages")
@@ -202,7 +213,7 @@ class Bullpen:
         return _used(self._features.watcher, "alerts")
 
     def use_alerts(self) -> Watcher:
-        """Tell people when work is stuck, as `BULLPEN_ALERTS_…` says; more with `add_target`.
+        """Send alerts when work is stuck, configured by `BULLPEN_ALERTS_…`; add targets with `add_target`.
 
         An app with a configured target does so when it runs. Safe to call twice.
         """
@@ -354,6 +365,7 @@ class Bullpen:
             self._made_around = Around(self, self._container)
         return self._made_around
 
+    @overload
     def task(
         self,
         queue: str = "default",
@@ -366,8 +378,38 @@ class Bullpen:
         rate_limit: RateLimit | None = None,
         on_success: Callable[[Job, Any], Any] | None = None,
         on_failure: Callable[[Job, str], Any] | None = None,
+        batch: None = None,
         **options: Unpack[TaskArguments],
-    ) -> TaskMaker:
+    ) -> TaskMaker: ...
+    @overload
+    def task(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
+        batch: BatchOptions,
+        **options: Unpack[TaskArguments],
+    ) -> BatchTaskMaker: ...
+    def task(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        strict: bool = False,
+        unique: Unique | None = None,
+        unique_key: Callable[..., str] | None = None,
+        timeout: int | timedelta | None = None,
+        rate_limit: RateLimit | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
+        batch: BatchOptions | None = None,
+        **options: Unpack[TaskArguments],
+    ) -> TaskMaker | BatchTaskMaker:
         """Make a task of a function: its runs are jobs of `queue`, and the app's worker for that queue runs them.
 
             @app.task("emails", attempts=5)
@@ -390,6 +432,11 @@ class Bullpen:
         second over all workers; runs beyond that wait, with no attempt counted. `on_success(job, result)` and
         `on_failure(job, reason)`, plain or `async def`, are called in the worker's process when the end is stored: at
         most once, never if the process dies just then. What must follow is a task of its own: see `chain`.
+
+        With `batch=BatchOptions(size=50)` the function takes a list: `async def store(rows: list[Row])`. A run is one
+        item, `await store.add(Row(...))`, with its own attempts and result; the function gets up to 50 of them, and
+        returns a list of their results, in which an exception fails that run alone, or nothing. `unique_key` and `lane`
+        get the item.
         """
         made = self._tasks.maker(
             queue,
@@ -401,6 +448,7 @@ class Bullpen:
             rate_limit=rate_limit,
             on_success=on_success,
             on_failure=on_failure,
+            batch=batch,
             **options,
         )
         return cast("TaskMaker", made)
@@ -592,15 +640,15 @@ class Bullpen:
         self,
         *,
         signals: bool = True,
-        concurrency: int | None = None,
+        concurrency: Concurrency | None = None,
         only: Collection[str] = (),
         prune_schedules: bool = False,
     ) -> None:
-        """Run everything until it is told to stop. When one part cannot go on, all stop and its error is raised.
+        """Run everything until it is stopped. When one part cannot continue, all stop and its error is raised.
 
-        `concurrency` replaces that of every worker: how many fit is known where the program is started. `only` names
-        the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes schedulers that no
-        task declares any more.
+        `concurrency` replaces that of every worker: how many fit is known where the program is started; "auto" finds
+        out. `only` names the parts to run (see `ROLES`); the others run in other processes. `prune_schedules` removes
+        schedulers that no task declares any more.
 
         The first SIGTERM or SIGINT stops gracefully: running jobs may finish. A second one hurries: they are cancelled
         and given back.
@@ -617,7 +665,7 @@ class Bullpen:
             await self.aclose()
 
     def choose(self, only: Collection[str] = ()) -> tuple[Service, ...]:
-        """Keep the parts that this process is to run, all if none is named, and tell which services they are.
+        """Keep the parts that this process runs, all if none is named, and return their services.
 
         `run` does it; who wants to know before calls it before. Raises InvalidOption for a part that does not exist,
         NotConfigured for one that this app does not have.
@@ -656,7 +704,7 @@ class Bullpen:
 
 
 def _used(part: T | None, name: str) -> T:
-    """Reading a property starts nothing: what an app runs stands in the program as a call."""
+    """Reading a property starts nothing: a program calls what its app runs."""
     if part is None:
         raise NotConfigured(f"this app does not use {name}; call app.use_{name}() where the app is made")
     return part

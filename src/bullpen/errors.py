@@ -33,7 +33,7 @@ BullpenError
 │   ├── JobStateConflict       the job is not in the state that the operation needs
 │   ├── JobLockLost            the lock ran out before the outcome was written
 │   ├── JobFailed              `job.result()` of a job that failed finally
-│   │   └── JobCancelled       the same of one that somebody cancelled
+│   │   └── JobCancelled       the same for a cancelled job
 │   ├── ResultTimeout          `job.result(timeout=…)` ran out                               (also a TimeoutError)
 │   ├── EventsLost             the event stream was trimmed before we could read it
 │   └── CorruptJob             a stored job that no reader can take
@@ -41,7 +41,7 @@ BullpenError
 │   ├── DatabaseUnavailable    the database did not answer; what was open is rolled back     (also a ConnectionError)
 │   ├── LedgerNotReady         tables are missing or older than this program: run `bullpen migrate`
 │   ├── UnsafeDatabaseRole     a role for which row-level security means nothing
-│   ├── NotInTransaction       enqueue on a connection that commits every statement by itself
+│   ├── NotInTransaction       enqueue on a connection in autocommit mode
 │   ├── RowNotFound            no row has this id, or this tenant may not see it
 │   ├── RowStateConflict       the row is not in the state that the operation needs
 │   └── InsufficientCredits    the tenant has fewer credits than the run costs; nothing was stored
@@ -49,17 +49,17 @@ BullpenError
 ├── DeadLetterNotFound         the entry was redriven or discarded already, or never existed
 ├── DeadLetterChanged          the entry is another than the one that was edited; nothing was sent
 ├── DeadLetterNotEditable      the entry may go back or be discarded, but not be changed
-├── DeliveryLost               a delivery is no longer ours; the event comes again
+├── DeliveryLost               a delivery is no longer ours; the event is delivered again
 ├── PublishFailed              the broker did not take a message
-├── SourceUnavailable          the event store is away, or the subscription ended            (also a ConnectionError)
+├── SourceUnavailable          the event store is unreachable, or the subscription ended (also a ConnectionError)
 ├── UnreadableEvent            a stored event that no reader takes
-├── WrongVersion               somebody else appended to the stream; nothing was written
+├── WrongVersion               another process appended to the stream; nothing was written
 ├── EventIdTaken               another event has this id; nothing was written
 ├── Overtaken                  another projector of the same name moved the checkpoint
 ├── MessageNotSent             the provider did not take a message this time
 ├── MissingValue               a template names a value that the recipient lacks
 ├── EntityNotFound             no entity has this urn; it may exist later
-├── EntityChanged              somebody else changed the entity; nothing was stored
+├── EntityChanged              another process changed the entity; nothing was stored
 ├── EntityBusy                 another event of the entity did not end in time
 ├── NoTransition               an event leads nowhere from the entity's status
 ├── EndlessSteps               automatic steps run in a circle; nothing was stored           (also a PermanentError)
@@ -121,7 +121,7 @@ class PayloadTooLarge(BullpenError, ValueError):
 
 
 class PayloadUnavailable(BullpenError):
-    """A sealed payload cannot be opened here now: its key or its object store is not configured, or the store is away.
+    """A sealed payload cannot be opened here now: its key or object store is not configured or not reachable.
 
     Nothing is wrong with the job. A worker gives it back, with no attempt counted.
     """
@@ -275,7 +275,7 @@ class JobFailed(QueueError):
 
 
 class JobCancelled(JobFailed):
-    """The job whose result was awaited was cancelled. `reason` is what whoever did it said, or empty."""
+    """The job whose result was awaited was cancelled. `reason` is the reason that was given, or empty."""
 
     def __init__(self, queue: str, job_id: str, reason: str) -> None:
         super().__init__(queue, job_id, reason)
@@ -286,7 +286,7 @@ class ResultTimeout(QueueError, TimeoutError):
     """The job did not finish within the time given. The job itself is untouched.
 
     The message says in which state it is and whether a worker is connected; `state`, `has_worker` and `is_paused` say
-    the same, None where the server could not tell.
+    the same, None where the server could not report it.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class UnsafeDatabaseRole(LedgerError):
 
 
 class NotInTransaction(LedgerError):
-    """The connection commits every statement by itself, so the row could not be part of a transaction."""
+    """The connection is in autocommit mode, so the row could not be part of a transaction."""
 
 
 class RowNotFound(LedgerError):
@@ -446,7 +446,7 @@ class UnreadableEvent(BullpenError):
 
 
 class WrongVersion(BullpenError):
-    """The stream is not at the version that was expected: somebody else appended. Nothing was written."""
+    """The stream is not at the expected version: another process appended. Nothing was written."""
 
     def __init__(self, stream: str, expected: int | None, actual: int) -> None:
         def show(version: int | None) -> str:
@@ -480,10 +480,10 @@ class MessageNotSent(BullpenError):
 
 
 class MissingValue(BullpenError):
-    """A template names a value that the recipient does not have, and gives no default."""
+    """A template names a value that is missing, and gives no default."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the template needs {{{name}}}, which the recipient lacks; write {{{name}|something}}")
+        super().__init__(f"the template needs {{{name}}}, which is missing; write {{{name}|something}}")
         self.name = name
 
 
@@ -539,7 +539,7 @@ class EntityNotFound(BullpenError):
 
 
 class EntityChanged(BullpenError):
-    """Somebody else changed the entity since it was read, so this change was not stored. Read it and decide anew."""
+    """Another process changed the entity after it was read, so this change was not stored. Read it and decide again."""
 
     def __init__(self, urn: str, *, exists: bool = False) -> None:
         """`exists`: it was to be created, and is there already."""
@@ -617,6 +617,6 @@ class EmitsToItself(BullpenError, PermanentError):
 
 
 def require(option: str, holds: bool, expected: str, value: Any) -> None:
-    """Refuse a value at the door: raise InvalidOption unless `holds`."""
+    """Check a value where it enters: raise InvalidOption unless `holds`."""
     if not holds:
         raise InvalidOption(option, expected, value)

@@ -11,6 +11,7 @@ import redis
 
 from bullpen._kernel.outcome import Cause, Completed, Failed, Outcome, Retry
 from bullpen.queue import Job, Queue
+from bullpen.queue.job import NewJob
 from bullpen.wire.scripts import SCRIPTS
 from bullpen.worker.exchange import Exchange, Settlement
 from bullpen.worker.pump import MOST_JOBS
@@ -30,6 +31,12 @@ COMMANDS = {
     "complete and take": (8, 11),
     "retry": (6, 9),
     "fail": (4, 10),
+}
+# The same of jobs in lanes, each job of a call in another lane; and, for each command that a limit adds, all of a call.
+IN_LANES = {
+    "add": (3, 13),
+    "complete and take": (8, 17),
+    "complete and take, with limits": (13, 16),
 }
 # The same for calls about one job, as most calls are on a queue that is not under load: jobs settled, jobs that wait,
 # jobs asked for, and the commands of the call.
@@ -70,9 +77,11 @@ async def settle(exchange: Exchange, jobs: list[Job], outcome: Outcome, *, then_
     assert len(reply.taken) == then_take
 
 
-def assert_as_recorded(counted: Counted, what: str, *, jobs: int = JOBS) -> None:
+def assert_as_recorded(
+    counted: Counted, what: str, *, jobs: int = JOBS, recorded: dict[str, tuple[int, int]] = COMMANDS
+) -> None:
     calls = counted.calls()
-    per_job, per_call = COMMANDS[what]
+    per_job, per_call = recorded[what]
     assert calls.pop("evalsha", 0) + calls.pop("eval", 0) == 1, "not one script call"
     assert sum(calls.values()) == per_job * jobs + per_call, f"{what}: other commands than recorded: {calls}"
 
@@ -136,6 +145,37 @@ async def test_an_exchange_costs_less_than_its_halves(kit: Kit, queue: Queue) ->
 
         assert_as_recorded(counted, "complete and take")
         assert sum(COMMANDS["complete and take"]) < sum(COMMANDS["complete"]) + sum(COMMANDS["take"])
+        await settle(exchange, await active_jobs(queue, kit), DONE)
+
+
+async def test_adding_to_lanes_costs_no_command_more_per_job(kit: Kit) -> None:
+    """What is set for lanes, and whose turn it is, is asked for once per call; a priority alone costs two per job."""
+    queue = kit.queue()
+    jobs = [NewJob("bench", DATA, {"lane": f"lane {number}"}) for number in range(JOBS)]
+    await queue.add_many(jobs)
+    counted = Counted(kit.redis)
+
+    await queue.add_many(jobs)
+
+    assert_as_recorded(counted, "add", recorded=IN_LANES)
+
+
+@pytest.mark.parametrize(("what", "most"), [("complete and take", None), ("complete and take, with limits", 10)])
+async def test_working_in_lanes_has_a_bound(kit: Kit, what: str, most: int | None) -> None:
+    """Without limits a call writes where the class has got to, and that is all. A limit costs what makes it exact:
+    which lane it is, how many of it run, that this one runs, for how long that is known, and that it has ended."""
+    queue = kit.queue()
+    await queue.add_many([NewJob("bench", DATA, {"lane": f"lane {n % JOBS}"}) for n in range(4 * JOBS)])
+    if most is not None:
+        await queue.lanes.set(None, concurrency=most)
+    async with exchange_of(queue, kit.url) as exchange:
+        await settle(exchange, await take(exchange, 1), DONE)
+        taken = await take(exchange, JOBS)
+        counted = Counted(kit.redis)
+
+        await settle(exchange, taken, DONE, then_take=JOBS)
+
+        assert_as_recorded(counted, what, recorded=IN_LANES)
         await settle(exchange, await active_jobs(queue, kit), DONE)
 
 

@@ -57,11 +57,11 @@ async def test_ending_in_the_moment_of_a_commit_ends_it(sqlite_url: str, make_le
     """A cancellation that comes just when a commit is told must not get lost: whoever stops it would wait for ever."""
     ledger, commit, caught_up = make_ledger(sqlite_url), asyncio.Event(), asyncio.Event()
 
-    async def commits() -> AsyncGenerator[None, None]:
+    async def commits() -> AsyncGenerator[str, None]:
         while True:
             await commit.wait()
             commit.clear()
-            yield
+            yield ""
 
     async def follow() -> None:
         async for _ in source.subscribe(BEGINNING):

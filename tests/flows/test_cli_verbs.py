@@ -136,7 +136,7 @@ def test_delay_and_priority_are_changed(redis_url: str, type_: Type) -> None:
     assert prioritized.priority == 7
     assert (changed.code, changed.out) == (1, "changed: 0\n")
     assert "is not delayed" in changed.err
-    assert type_("jobs", "change", "emails", job.id).err == "bullpen: say --delay, --priority or both\n"
+    assert type_("jobs", "change", "emails", job.id).err == "bullpen: pass --delay, --priority or both\n"
 
 
 # Deleting many ------------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_the_start_says_which_ledger_is_used(shop: Path, redis_url: str) -> None
     (shop / "paid.py").write_text("from bullpen import Bullpen\napp = Bullpen()\napp.use_outbox()\n")
     env = {"BULLPEN_DATABASE_URL": f"sqlite:///{shop / 'ledger.sqlite3'}"}
 
-    with child("run", "paid:app", "--redis", redis_url, cwd=shop, env=env) as command:
+    with child("run", "paid:app", "--redis", redis_url, "--concurrency", "auto", cwd=shop, env=env) as command:
         line = command.wait_for("taking jobs")
 
     assert f"ledger sqlite:///{shop / 'ledger.sqlite3'}" in line

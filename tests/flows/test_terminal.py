@@ -122,7 +122,7 @@ USES: dict[str, Use] = {
     "outbox confirm": Use("{row_3}", r"confirmed: 1"),
     "outbox stats": Use("", r"PENDING"),
     "outbox follow": Use("{row_4}", r"is DEAD", code=1),
-    "outbox tenants list": Use("", r"nothing was decided"),
+    "outbox tenants list": Use("", r"no tenant has settings"),
     "outbox tenants set": Use("acme --weight 3", r"acme"),
     "outbox tenants remove": Use("acme", r"acme"),
     "outbox destinations list": Use("", r"in order"),

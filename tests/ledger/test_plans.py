@@ -100,6 +100,38 @@ async def test_a_claim_of_the_oldest_reads_only_what_is_due(ledger: Ledger) -> N
     assert rows_looked_at(plan) < 500
 
 
+@pytest.mark.requirement("X-95", "X-88")
+async def test_the_next_of_an_ordering_key_is_found_however_many_were_sent(
+    postgres_url: str, make_ledger: MakeLedger
+) -> None:
+    """Where most rows have one key, the planner would rather read all rows in their order until one is not sent yet."""
+    ledger = make_ledger(postgres_url)
+    sent = 3_000
+    async with ledger.database.engine.begin() as connection:
+        await connection.exec_driver_sql(
+            "INSERT INTO core_outbox.integration_outbox (source_stream_id, source_event_id, route_key, "
+            "integration_type, event_type, payload, ordering_key) SELECT 's', 'h' || n, 'r', 'webhook:partnerX', 'e', "
+            f"'{{}}', 'k' FROM generate_series(1, {sent + 10}) n"
+        )
+    async with ledger.database.engine.connect() as connection:
+        free = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await free.exec_driver_sql("VACUUM ANALYZE core_outbox.integration_outbox")
+        await free.exec_driver_sql(
+            f"UPDATE core_outbox.integration_outbox SET status = 'SENT', sent_at = now() WHERE seq <= {sent}"
+        )
+    (row,) = await ledger.outbox.claim_due_batch("w", 1, starting=True)
+    outcome = {"s_id": row.id, "s_fence": row.fence, "s_kind": "SENT", "s_worker": "w", "s_next_ms": 60_000}
+    lines = [{"s_type": row.integration_type, "s_key": "k"}]
+    sql = Sql("postgresql", "core_outbox")
+
+    unpark = await explain(ledger, sql.unpark_next(most=1), rows=json.dumps(lines))
+    settle = await explain(ledger, sql.settle(take_next=True), rows=json.dumps([outcome]))
+
+    assert "ix_outbox_order" in indexes(settle) and "ix_outbox_order" in indexes(unpark)
+    assert rows_looked_at(settle) < 100
+    assert rows_looked_at(unpark) < 100
+
+
 @pytest.mark.requirement("X-95")
 @pytest.mark.parametrize("name", ["due_types", "due_tenants", "expired"])
 async def test_looking_for_work_reads_only_what_is_open(ledger: Ledger, name: str) -> None:

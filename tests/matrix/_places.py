@@ -13,11 +13,11 @@ from typing import Any
 import redis
 
 from bullpen.queue import Queue, QueueEvents
+from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
 from bullpen.testing import ClusterServers, RedisServer, SentinelServers, check_queue, need
 from bullpen.wire.keys import slot
 from bullpen.worker import Worker
-from bullpen.worker.batches import BatchHandler
 from tests.queue._kit import Kit
 
 

@@ -286,7 +286,7 @@ def test_lint_lists_who_is_inside_a_gap_or_an_overlap() -> None:
         "02:30 does not exist in Europe/Paris on 2026-03-29; it leaves at 2026-03-29 03:30"
     ]
     assert findings(date(1990, 10, 25), time(2, 30)) == [
-        "02:30 comes twice in Europe/Paris on 2026-10-25; it leaves at 00:30 UTC"
+        "02:30 occurs twice in Europe/Paris on 2026-10-25; it leaves at 00:30 UTC"
     ]
     assert findings(date(1990, 3, 28), time(23), quiet=QuietHours(time(22), time(2, 15)))
     assert findings(date(1990, 3, 29), NINE) == []

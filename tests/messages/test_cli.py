@@ -185,7 +185,7 @@ def test_lint_lists_who_is_inside_a_gap(type_: Type, sqlite_url: str) -> None:
     assert len(json.loads(out)) == 1
     assert "02:30 does not exist in Europe/Paris" in json.loads(out)[0]["text"]
     assert "02:30 does not exist" in type_("lint")[1]
-    assert type_("lint", "--tenant", "nobody")[1] == "no local time of the next 366 days is missing or comes twice\n"
+    assert type_("lint", "--tenant", "nobody")[1] == "no local time of the next 366 days is missing or occurs twice\n"
 
 
 def test_messages_are_listed_and_shown(type_: Type, sqlite_url: str) -> None:

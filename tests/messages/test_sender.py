@@ -713,7 +713,7 @@ async def test_an_outcome_is_written_when_the_database_is_back(
     row = await queued(messages, ledger)
     write, failures = messages.store.settle, 3
 
-    async def settle(outcomes: Any) -> Any:
+    async def settle(outcomes: Any, **_: Any) -> Any:
         nonlocal failures
         if failures:
             failures -= 1
@@ -734,7 +734,7 @@ async def test_a_database_that_stays_away_leaves_the_row_to_its_lease(
     messages = make_messages(timeout=50, sender_lease_ms=200)
     row = await queued(messages, ledger)
 
-    async def settle(outcomes: Any) -> Any:
+    async def settle(outcomes: Any, **_: Any) -> Any:
         raise DatabaseUnavailable("away")
 
     monkeypatch.setattr(messages.store, "settle", settle)

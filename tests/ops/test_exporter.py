@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from bullpen import Connection, Job, Queue, Worker
+from bullpen import Connection, Job, NewJob, Queue, Worker
 from bullpen.errors import JobFailed
 from bullpen.ledger import Ledger, tables
 from bullpen.ops.exporter import Exporter, LedgerSource, ServerSource, Source
@@ -89,6 +89,58 @@ async def test_queues_are_told_of_without_any_worker(redis_url: str) -> None:
     assert seen[at("bullpen_queue_oldest_waiting_seconds", queue="bills")] == 0
     assert seen[at("bullpen_queue_unreadable", queue="bills")] == 0
     assert not [labels for _, labels in seen if ("queue", "bills-dlq") in labels]
+
+
+async def test_jobs_that_are_cancelled_before_they_begin_are_counted(redis_url: str) -> None:
+    """No worker hears of them: the queue itself counts, whoever cancels and in whatever process."""
+    async with Queue("mails", connection=redis_url) as queue:
+        waiting, later = await queue.add("a"), await queue.add("b", delay=60_000)
+        async with exporting(redis_url) as exporter:
+            before = await numbers(exporter)
+            await waiting.cancel("enough")
+            await later.cancel()
+            await later.cancel()
+            seen = await numbers(exporter)
+        done = at("bullpen_queue_jobs_cancelled_total", queue="mails")
+        assert (before[done], seen[done]) == (0, 2)
+        assert seen[at("bullpen_queue_jobs", queue="mails", state="failed")] == 2
+
+
+async def test_lanes_that_hold_jobs_back_are_told_of(redis_url: str) -> None:
+    """Else they are among the delayed ones, and nobody knows why they do not run."""
+    started = asyncio.Event()
+
+    async def handle(job: Job) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with Queue("reports", connection=redis_url) as queue, exporting(redis_url) as exporter:
+        await queue.lanes.set(None, concurrency=1)
+        for lane in ("acme", "globex"):
+            await queue.add_many([NewJob("report", None, {"lane": lane}) for _ in range(4)])
+        before = await numbers(exporter)
+        async with Worker("reports", handle, connection=redis_url, concurrency=10, close_timeout=0):
+            await started.wait()
+            seen = await numbers(exporter)
+
+    holding, held = at("bullpen_queue_lanes_holding", queue="reports"), at("bullpen_queue_jobs_held", queue="reports")
+    assert (before[holding], before[held]) == (0, 0)
+    assert (seen[holding], seen[held]) == (2, 6)
+    assert seen[at("bullpen_queue_jobs", queue="reports", state="delayed")] == 6
+
+
+async def test_keys_of_lanes_that_hold_something_else_hide_no_queue(redis_server: RedisServer, redis_url: str) -> None:
+    client: Any = redis_server.client()
+    async with Queue("reports", connection=redis_url) as queue, exporting(redis_url) as exporter:
+        await queue.add("a")
+        client.set("bull:reports:bp:lanes:held", "no set")
+        try:
+            seen = await numbers(exporter)
+        finally:
+            client.delete("bull:reports:bp:lanes:held")
+
+    assert seen[at("bullpen_queue_unreadable", queue="reports")] == 0
+    assert seen[at("bullpen_queue_lanes_holding", queue="reports")] == 0
 
 
 async def test_dead_letters_whose_queue_is_gone_are_letters_and_no_queue_without_a_worker(redis_url: str) -> None:

@@ -138,6 +138,7 @@ async def test_what_workers_do_and_what_queues_hold(redis_url: str) -> None:
     assert seen[at("bullpen_job_retries_bucket", queue="mails", le="0")] == 2
     assert seen[at("bullpen_worker_running_jobs", queue="mails")] == 1
     assert seen[at("bullpen_worker_utilisation", queue="mails")] == 0.25
+    assert seen[at("bullpen_worker_concurrency", queue="mails")] == 4
     assert seen[at("bullpen_worker_alive", queue="mails")] == 1
     assert seen[at("bullpen_queue_jobs", queue="mails", state="active")] == 1
     assert seen[at("bullpen_queue_jobs", queue="mails", state="delayed")] == 1

@@ -12,7 +12,7 @@ import pytest
 
 from bullpen.cli.commands import run
 from bullpen.errors import InvalidOption, NotConfigured
-from bullpen.ledger import Ledger
+from bullpen.ledger import Ledger, Retried, Settlement
 from bullpen.settings import Settings
 from tests.databases import item
 
@@ -74,6 +74,29 @@ def test_rows_are_listed_shown_redriven_and_discarded(sqlite_url: str, type_: Ty
     assert type_("outbox", "redrive", "--all", "--type", "webhook:partnerX", *database)[1] == "redriven: 1\n"
 
 
+def test_a_row_that_failed_is_called_retrying(sqlite_url: str, type_: Type) -> None:
+    """FAILED is the end of a run and of a message, and no end of a row. What programs read is what is stored."""
+
+    async def fail() -> None:
+        async with Ledger(sqlite_url) as ledger:
+            await ledger.outbox.enqueue(item(1))
+            (row,) = await ledger.outbox.claim_due_batch("w")
+            await ledger.outbox.settle([Settlement(row, Retried("the target answered 503", "HTTP_503", 60_000), "w")])
+
+    asyncio.run(fail())
+    database = ("--database", sqlite_url)
+
+    listed = type_("outbox", "list", "--status", "retrying", *database)[1]
+    (row,) = json.loads(type_("outbox", "list", "--status", "failed", "--json", *database)[1])
+    tables = [listed, type_("outbox", "stats", *database)[1], type_("outbox", "show", row["id"], *database)[1]]
+    code, _, complaint = type_("outbox", "list", "--status", "lost", *database)
+
+    assert row["status"] == "FAILED"
+    assert all("RETRYING" in table for table in tables)
+    assert not any("FAILED" in table.partition("attempts:")[0] for table in tables)
+    assert code == 2 and "PENDING, CLAIMED, SENT, RETRYING, DEAD" in complaint
+
+
 def test_a_dead_row_can_be_confirmed(sqlite_url: str, type_: Type) -> None:
     first, second = store(sqlite_url, dead=1, pending=1)
     database = ("--database", sqlite_url)
@@ -100,7 +123,7 @@ def test_a_destination_that_no_row_has_is_asked_back(sqlite_url: str, type_: Typ
 def test_destinations_are_switched_off_and_on(sqlite_url: str, type_: Type) -> None:
     database = ("--database", sqlite_url)
 
-    assert "in order" in type_("outbox", "destinations", "list", *database)[2]
+    assert "no destination has a problem" in type_("outbox", "destinations", "list", *database)[2]
     code, out, _ = type_("outbox", "destinations", "disable", "webhook:x", "--reason", "they [moved]", *database)
     assert (code, out) == (0, "disabled: webhook:x\n")
     (listed,) = json.loads(type_("outbox", "destinations", "list", "--json", *database)[1])
@@ -111,7 +134,7 @@ def test_destinations_are_switched_off_and_on(sqlite_url: str, type_: Type) -> N
         "enabled": "webhook:x"
     }
     code, _, err = type_("outbox", "destinations", "enable", "webhook:x", *database)
-    assert (code, "in order" in err) == (1, True)
+    assert (code, "is not disabled" in err) == (1, True)
 
 
 def test_a_broken_destination_is_listed_with_its_pause(sqlite_url: str, type_: Type) -> None:

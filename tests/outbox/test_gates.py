@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
+from bullpen.delivery.gates import Gates, Pass
 from bullpen.errors import InvalidOption
 from bullpen.ledger import Ledger, OutboxStatus
 from bullpen.outbox import Breaker, Route
-from bullpen.outbox.gates import Gates, Pass
 from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable, Unknown
 from bullpen.redis import Connection
 from tests.databases import MakeLedger, item

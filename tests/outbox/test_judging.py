@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bullpen._kernel.scrub import scrub
 from bullpen.ledger import Died, OutboxRow, OutboxStatus, Released, Retried, Sent
-from bullpen.outbox.delivery import MAX_AFTER_MS, judge, judge_lost, message_of
+from bullpen.outbox.delivery import MAX_AFTER_MS, judge_lost, message_of
+from bullpen.outbox.delivery import judge_row as judge
 from bullpen.ports.channel import Accepted, NotTried, Refused, Unavailable
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -54,6 +54,7 @@ async def test_the_metrics_have_their_names_and_kinds(ledger: Ledger, make_outbo
         "outbox_sent_total": "counter",
         "outbox_failed_total": "counter",
         "outbox_dead_total": "counter",
+        "outbox_unparked_total": "counter",
         "outbox_claim_duration_ms": "histogram",
         "outbox_delivery_duration_ms": "histogram",
     }
@@ -64,6 +65,7 @@ async def test_the_metrics_have_their_names_and_kinds(ledger: Ledger, make_outbo
         "outbox_sent_total": 1,
         "outbox_failed_total": 1,
         "outbox_dead_total": 1,
+        "outbox_unparked_total": 0,
     }
     (claims,) = found["outbox_claim_duration_ms"].samples
     (deliveries,) = found["outbox_delivery_duration_ms"].samples

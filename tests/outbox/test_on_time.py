@@ -6,6 +6,8 @@ Every dispatcher here looks once a minute unless it is woken, and every test wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +18,9 @@ import pytest
 from bullpen._kernel import telemetry
 from bullpen._kernel.backoff import Backoff
 from bullpen.ledger import Ledger, OutboxStatus
-from bullpen.outbox import Outbox, Route
+from bullpen.ledger._sql import Sql
+from bullpen.outbox import DispatcherOptions, Outbox, Route
+from bullpen.outbox import dispatcher as dispatcher_module
 from bullpen.ports.channel import Refused, Unavailable
 from bullpen.redis import Connection
 from tests.databases import MakeLedger, item
@@ -175,3 +179,35 @@ async def test_rows_are_not_counted_where_nobody_notifies(
 
     assert telemetry.late_wakeups() == before
     assert len(await rows(silent)) == 1
+
+
+async def test_a_row_left_asleep_by_a_process_that_died_is_woken_by_the_commit_before_it(
+    postgres_url: str,
+    make_ledger: MakeLedger,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever settles a row wakes the next one of its key after the commit, if it could not take it along. Here nobody
+    does: that process is dead. The sweep that finds everything comes too late for this test."""
+    monkeypatch.setattr(dispatcher_module, "_UNPARK_EVERY_S", 3_600.0)
+    ledger, spy = make_ledger(postgres_url), SpyChannel()
+    await ledger.outbox.enqueue_many([item(number, ordering_key="order-1") for number in range(2)])
+    (first,) = await ledger.outbox.claim_due_batch("dead", 1, starting=True)
+    assert await ledger.outbox.claim_due_batch("w") == []  # which parks the second
+    options = DispatcherOptions(tick_interval_ms=SELDOM_MS)
+    outbox = Outbox(ledger, {"webhook:*": direct(spy)}, options=options)
+    dispatcher = outbox.dispatcher()
+    await dispatcher.reap()  # the next sweep is an hour away
+
+    await dispatcher.start()
+    async with contextlib.aclosing(outbox), asyncio.timeout(SOON_S * 2):
+        outcome = {"s_id": first.id, "s_fence": first.fence, "s_kind": "SENT", "s_worker": "dead"}
+        await ledger.database.fetch(
+            Sql("postgresql", ledger.database.schema).settle(notify=True), {"rows": json.dumps([outcome])}
+        )
+        await spy.until(1)
+        await until_settled(ledger, 2)
+        await dispatcher.close()
+
+    assert spy.numbers == [1]
+    assert [fields["count"] for fields in told.of("outbox.unparked")] == [1]

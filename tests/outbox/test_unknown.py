@@ -9,7 +9,8 @@ import pytest
 
 from bullpen.ledger import Died, Ledger, OutboxStatus, Retried
 from bullpen.outbox import Outbox, Route
-from bullpen.outbox.delivery import is_in_doubt, judge
+from bullpen.outbox.delivery import is_in_doubt
+from bullpen.outbox.delivery import judge_row as judge
 from bullpen.ports.channel import (
     Accepted,
     Message,

@@ -15,9 +15,9 @@ import redis
 
 from bullpen.queue import Job, Queue, QueueEvents
 from bullpen.queue.add import _ALONE_AFTER
+from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
 from bullpen.worker import Worker
-from bullpen.worker.batches import BatchHandler
 from bullpen.worker.engine import Engine
 
 PATIENCE_S = 60.0

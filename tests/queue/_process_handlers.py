@@ -17,6 +17,7 @@ from typing import Any
 
 from bullpen.errors import BullpenError, DelayJob, PermanentError
 from bullpen.queue import Job
+from bullpen.queue.batch import JobBatch
 from bullpen.worker.children.child import run_plainly
 
 
@@ -208,7 +209,7 @@ def leaving_a_heir(job: Job) -> None:
 def misbehaving(job: Job) -> Any:
     """Speaks to the worker as no handler of ours would."""
     actions: Any = job.actions
-    link: Any = actions._link
+    link: Any = actions._parent._link
     match job.data["how"]:
         case "action":
             return run_plainly(actions._ask("evaluate", "script", [], []))
@@ -329,3 +330,76 @@ def deaf(job: Job) -> None:
             time.sleep(3600)
         except BaseException:
             continue
+
+
+# Batches ------------------------------------------------------------------------------------------------------------
+
+
+def together(batch: JobBatch) -> list[Any]:
+    """Each job by itself: a value, an error, one that JSON cannot carry, and what it asked its worker for."""
+    batch[1].sync.log("seen")
+    batch[2].sync.update_data({"changed": 2})
+    return [os.getpid(), ValueError("no such row"), object(), batch[3].data]
+
+
+async def together_async(batch: JobBatch) -> list[Any]:
+    await batch[1].log("seen")
+    await batch[2].update_data({"changed": 2})
+    return [os.getpid(), ValueError("no such row"), object(), batch[3].data]
+
+
+def deciding(batch: JobBatch) -> None:
+    """Ends two jobs, shows that it cannot do so twice, and then dies or raises."""
+    batch.complete(batch[0], "done")
+    batch.fail(batch[1], DelayJob(3_600_000))
+    try:
+        batch.complete(batch[0])
+    except BullpenError as error:
+        batch[2].sync.log(type(error).__name__)
+    if batch[0].data["dies"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise PermanentError("the rest is lost")
+
+
+async def deciding_async(batch: JobBatch) -> None:
+    await asyncio.to_thread(batch.complete, batch[0], "done")
+    batch.fail(batch[1], DelayJob(3_600_000))
+    try:
+        batch.complete(batch[0])
+    except BullpenError as error:
+        await batch[2].log(type(error).__name__)
+    if batch[0].data["dies"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise PermanentError("the rest is lost")
+
+
+def nothing_together(batch: JobBatch) -> None:
+    """All complete."""
+
+
+def too_few(batch: JobBatch) -> list[int]:
+    return [1]
+
+
+def watching_one(batch: JobBatch) -> list[str]:
+    """Goes on with the others when one is not wanted any more."""
+    while not batch[1].cancelled:
+        batch[0].sync.progress(1)
+    return [f"{job.cancelled} {job.cancel_reason}" for job in batch]
+
+
+async def watching_one_async(batch: JobBatch) -> list[str]:
+    await batch[0].progress(1)
+    while not batch[1].cancelled:
+        await batch[0].progress(1)
+    return [f"{job.cancelled} {job.cancel_reason}" for job in batch]
+
+
+def cleaning_up_together(batch: JobBatch) -> int:
+    _write(batch[0].data["file"] + ".started", str(os.getpid()))
+    try:
+        while True:
+            time.sleep(0.01)
+    except BaseException as error:
+        _write(batch[0].data["file"], f"{type(error).__name__} {batch.cancelled} {batch[1].cancel_reason}")
+        raise

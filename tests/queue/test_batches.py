@@ -340,7 +340,6 @@ class TestEnds:
     ("options", "said"),
     [
         ({"batch": 5}, "batch: expected a BatchOptions"),
-        ({"batch": BatchOptions(size=5), "processes": True}, "batch: expected none with processes"),
         ({"batch": BatchOptions(size=5), "timeouts": {"a": 5}}, "timeouts: expected none with batch"),
     ],
 )

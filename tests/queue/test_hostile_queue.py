@@ -37,7 +37,7 @@ LISTS, SETS = ("wait", "active", "paused"), ("completed", "failed", "delayed", "
 FIELDS = (
     *("timestamp", "delay", "priority", "atm", "ats", "stc", "attemptsMade", "processedOn", "finishedOn", "data"),
     *("name", "progress", "stacktrace", "returnvalue", "parent", "parentKey", "failedReason", "defa", "deid", "rjk"),
-    *("opts", "pb", "bplane", "bpdl", "bpcancel", "bpredriven", "bpsolo", "bpstc", "bpdeaths"),
+    *("opts", "pb", "bplane", "bpdl", "bpcancel", "bpredriven", "bpsolo", "bpstc", "bpdeaths", "bpreleased"),
 )
 OF_META = (
     *("paused", "concurrency", "max", "duration", "bplanes", "bplane:", "bplane:x", "bpswept", "bpletters", "bpcheck"),

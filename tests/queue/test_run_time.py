@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from bullpen import Bullpen
+from bullpen._kernel import telemetry
 from bullpen.errors import InvalidOption
 from bullpen.queue import Job
+from bullpen.worker import AutoConcurrency, BatchOptions, JobBatch, Taker
 from bullpen.worker.handlers import InProcesses
 from tests.queue import _process_handlers as handlers
-from tests.queue._kit import Failing, Gate, Kit, Told, echo, nothing, soon
+from tests.queue._kit import PATIENCE_S, Failing, Gate, Kit, Told, echo, nothing, soon
 
 
 class TestConcurrency:
@@ -83,6 +88,126 @@ class TestConcurrency:
             worker.concurrency = value
 
         assert worker.concurrency == 3
+
+
+class Changes:
+    """The numbers that a worker went to by itself, with the reasons."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int]] = []
+        self._changed = asyncio.Event()
+        self.stop = telemetry.subscribe(self._on_event)
+
+    def _on_event(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "worker.concurrency":
+            self.all.append((fields["reason"], fields["concurrency"]))
+            self._changed.set()
+
+    async def wait(self, reason: str, size: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while (reason, size) not in self.all:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+def changes() -> Iterator[Changes]:
+    changes = Changes()
+    yield changes
+    changes.stop()
+
+
+LENIENT: Any = {"lag": 60_000, "memory": 1.0}
+"""What a busy machine does not reach."""
+
+
+class TestAutoConcurrency:
+    async def test_jobs_that_only_wait_get_more_slots(self, kit: Kit, changes: Changes) -> None:
+        gate = Gate()
+        await kit.queue().add_many([("a", None)] * 70)
+        told = await kit.work(gate, concurrency=AutoConcurrency(most=70, **LENIENT))
+
+        await gate.reached(70)
+
+        assert changes.all == [("demand", 20), ("demand", 40), ("demand", 70)]
+        assert (told.worker.concurrency, told.worker.adapts_concurrency) == (70, True)
+        gate.open()
+        await told.finished(70)
+
+    @pytest.mark.parametrize(("reason", "bound"), [("lag", {"lag": 1}), ("memory", {"memory": 0.001})])
+    async def test_a_late_loop_or_full_memory_means_fewer(
+        self, kit: Kit, changes: Changes, reason: str, bound: dict[str, Any]
+    ) -> None:
+        """Down to the least, and the jobs go on."""
+        is_enough = asyncio.Event()
+
+        async def handle(job: Job) -> None:
+            while not is_enough.is_set():
+                time.sleep(0.01)  # noqa: ASYNC251 - what makes the loop late
+                await asyncio.sleep(0)
+
+        await kit.queue().add_many([("a", None)] * 12)
+        told = await kit.work(handle, concurrency=AutoConcurrency(least=7, **{**LENIENT, **bound}))
+
+        await changes.wait(reason, 7)
+        is_enough.set()
+
+        await told.finished(12)
+        assert told.worker.concurrency == 7
+
+    async def test_a_number_ends_it_and_auto_begins_it_again(self, kit: Kit, changes: Changes) -> None:
+        gate = Gate()
+        await kit.queue().add_many([("a", None)] * 30)
+        told = await kit.work(gate, concurrency=AutoConcurrency(**LENIENT))
+        told.worker.concurrency = 3
+        assert not told.worker.adapts_concurrency
+
+        told.worker.concurrency = AutoConcurrency(least=12, most=30, **LENIENT)
+        assert (told.worker.concurrency, told.worker.adapts_concurrency) == (12, True)
+        await gate.reached(30)
+
+        assert changes.all == [("demand", 24), ("demand", 30)]
+        gate.open()
+        await told.finished(30)
+
+    async def test_full_batches_ask_for_more_of_them(self, kit: Kit, changes: Changes) -> None:
+        """The number counts batches, and so does what is in use."""
+        gate = Gate()
+
+        async def handle(batch: JobBatch) -> None:
+            await gate(batch[0])
+
+        await kit.queue().add_many([("a", None)] * 8)
+        bounds = AutoConcurrency(least=1, most=2, **LENIENT)
+        told = await kit.work(handle, concurrency=1, batch=BatchOptions(size=4))
+        await gate.reached(1)
+
+        told.worker.concurrency = bounds
+        await gate.reached(2)
+
+        assert told.worker.concurrency == 2
+        gate.open()
+        await told.finished(8)
+
+    async def test_an_app_says_it_for_all_its_workers(self, kit: Kit, changes: Changes) -> None:
+        """As `bullpen run --concurrency auto` does."""
+        gate = Gate()
+        app = Bullpen(kit.url)
+        worker = app.worker(kit.name, gate, concurrency=1)
+        await kit.queue().add_many([("a", None)] * 20)
+        running = asyncio.create_task(app.run(signals=False, concurrency=AutoConcurrency(**LENIENT)))
+
+        await gate.reached(20)
+
+        assert (changes.all, worker.utilisation) == ([("demand", 20)], 1.0)
+        gate.open()
+        await app.stop()
+        await running
+
+    def test_whoever_takes_by_hand_says_a_number(self) -> None:
+        """How many jobs it holds is its own business."""
+        with pytest.raises(InvalidOption, match="concurrency"):
+            Taker("q", connection="redis://localhost:1", concurrency="auto")
 
 
 class TestCallbacks:

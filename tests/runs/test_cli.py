@@ -129,7 +129,7 @@ def test_lost_jobs_are_found_by_a_sweep(type_: Type) -> None:
         (("show", "4fd7f5b4-9b4e-4c39-8f3c-3d2b1c0a9e77"), "there is no run"),
         (("retry", "--tenant", ALICE), "name the runs"),
         (("credits", "grant", "5", "--tenant", ALICE), "missing option '--reference'"),
-        (("start", "--tenant", ALICE, "--version", "v", "--definition", "{"), "no JSON"),
+        (("start", "--tenant", ALICE, "--version", "v", "--definition", "{"), "not JSON"),
         (("start", "--tenant", ALICE, "--version", "v", "--definition", "{}", "--inputs", "[]"), "JSON object"),
         (("start", "--tenant", "", "--version", "v", "--definition", "{}"), "tenant_id"),
         (("start", "--tenant", ALICE, "--version", "v", "--definition", "{}", "--cost", "5"), "0 credits"),

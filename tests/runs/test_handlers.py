@@ -392,7 +392,7 @@ class TestDeclaring:
 
     def test_a_declared_handler_cannot_be_run_here(self, lite: Stage) -> None:
         lite.runs.declare("report")
-        with pytest.raises(NotConfigured, match="elsewhere"):
+        with pytest.raises(NotConfigured, match="runs in another process"):
             lite.runs.worker("report")
 
     def test_every_keyword_is_an_option(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bullpen import AutoConcurrency
 from bullpen._kernel.breaker import CircuitBreaker
 from bullpen._kernel.policy import INGESTION
 from bullpen.errors import InvalidOption, NotConfigured
@@ -239,6 +240,21 @@ async def test_a_pool_that_is_too_small_for_the_concurrency_stops_the_start(
     await worker.start()
     await worker.close()
     assert [connections_for(number) for number in (1, 20, 21, 100)] == [2, 2, 3, 10]
+
+
+async def test_the_most_that_a_worker_may_find_itself_counts_for_the_pool(
+    postgres_url: str, make_ledger: MakeLedger, make_stage: MakeStage
+) -> None:
+    """It begins with ten, and must not starve the pool an hour later."""
+    stage = make_stage(make_ledger(postgres_url, pool_size=4), concurrency="auto")
+
+    with pytest.raises(NotConfigured, match=r"100 runs .* need 10 database connections, and the pool has 4"):
+        await stage.runs.worker().start()
+
+    stage.runs.configure(concurrency=AutoConcurrency(most=40))
+    worker = stage.runs.worker()
+    await worker.check()
+    assert worker.worker.adapts_concurrency
 
 
 @pytest.mark.requirement("R-3", "X-118")

@@ -20,7 +20,7 @@ from kurrentdbclient.protos.v1 import shared_pb2, streams_pb2
 from bullpen.errors import InvalidOption, SourceUnavailable, WrongVersion
 from bullpen.ledger import Ledger
 from bullpen.outbox import EventRoutes, Projector, ProjectorOptions
-from bullpen.plugins.sources.kurrent import KurrentSource, _event, _mended
+from bullpen.plugins.sources.kurrent import KurrentSource, _event, _repaired
 from bullpen.ports.source import BEGINNING, NO_STREAM, NewEvent
 from bullpen.testing.contracts.source import an_event, take
 from bullpen.testing.kurrent import KurrentServer
@@ -406,7 +406,7 @@ def test_whatever_the_server_sends_becomes_an_event(
     position: dict[str, Any] = {"commit_position": 7} if has_position else {"no_position": shared_pb2.Empty()}
     response = streams_pb2.ReadResp(event=streams_pb2.ReadResp.ReadEvent(event=recorded, **position))
 
-    decoded = construct_recorded_event(_mended(response).event)
+    decoded = construct_recorded_event(_repaired(response).event)
     assert decoded is not None
     event = _event(decoded)
 

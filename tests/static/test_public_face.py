@@ -29,6 +29,7 @@ MODULES = (
     "bullpen.dashboard",
     "bullpen.integrations.django",
     "bullpen.integrations.fastapi",
+    "bullpen.integrations.sentry",
     "bullpen.integrations.starlette",
     "bullpen.messages",
     "bullpen.middleware",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
-from bullpen import Bullpen
+from bullpen import BatchOptions, Bullpen
 from bullpen.redis import Connection
 
 app = Bullpen(Connection("redis://127.0.0.1:1"))  # never used: the child only runs functions
@@ -19,3 +20,13 @@ def square(number: int) -> int:
 @app.task("heavy")
 def pid() -> int:
     return os.getpid()
+
+
+@dataclass
+class Row:
+    number: int
+
+
+@app.task("rows", batch=BatchOptions(size=10))
+async def squares(rows: list[Row]) -> list[tuple[int, int]]:
+    return [(os.getpid(), row.number**2) for row in rows]

@@ -34,7 +34,7 @@ def make(redis_url: str) -> Callable[..., Bullpen]:
     def make_app(**options: Any) -> Bullpen:
         app = Bullpen(redis_url)
 
-        @app.task("reports", **options)
+        @app.task("reports", **options)  # type: ignore[untyped-decorator]  # what the options are is not known
         async def report(day: int = 1) -> int:
             return day
 

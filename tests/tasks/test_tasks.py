@@ -255,7 +255,7 @@ def test_mistakes_at_registration_are_told_there(app: Bullpen) -> None:
     with pytest.raises(InvalidOption, match="attempts"):
         app.task("q", attempts=0)(send)
     with pytest.raises(InvalidOption, match=r"use task.options\(job_id=...\)"):
-        app.task("q", job_id="a")(send)  # type: ignore[call-arg]  # that is the point
+        app.task("q", job_id="a")(send)  # type: ignore[call-overload]  # that is the point
     with pytest.raises(InvalidOption, match="a function"):
         app.task("q")(5)  # type: ignore[call-overload]  # that is the point
     app.task("q")(send)
@@ -303,7 +303,7 @@ async def test_every_way_to_add_keeps_the_options_of_the_task(redis_url: str, sq
     app.use_outbox()
     arrived: asyncio.Queue[Job] = asyncio.Queue()
 
-    @app.task("emails", **OPTIONS)
+    @app.task("emails", **OPTIONS)  # type: ignore[untyped-decorator]  # what the options are is not known
     async def send(job: Job, to: str) -> None:
         arrived.put_nowait(job)
 
@@ -400,8 +400,9 @@ async def test_every_way_to_add_takes_replace_finished_and_durability(
     await engine.dispose()
     with pytest.raises(InvalidOption, match="durability"):
         send.options(durability="disk")
+    wrong: Any = {"replace_finished": "yes"}
     with pytest.raises(InvalidOption, match="replace_finished"):
-        app.task("emails", name="other", replace_finished="yes")(lambda: None)  # type: ignore[arg-type]  # that is the point
+        app.task("emails", name="other", **wrong)(lambda: None)
     await app.aclose()
 
 

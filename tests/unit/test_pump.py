@@ -90,10 +90,21 @@ ROWS = [
         [
             Then(polled(), Load(running=1), []),
             Then(changed, Load(settled=1), [call(1, 0, listens=True)]),
-            Then(read(), IDLE, []),
             Then(answer(call(1, 0)), IDLE, []),
             Then(polled(), Load(running=1), []),
         ],
+        lambda state: state.read is Read.IDLE and state.asked == 0,
+    ),
+    Row(
+        "a lone job whose outcome can carry no read: it begins by itself, and holds one slot all the same",
+        QUIET,
+        [
+            Then(changed, Load(settled=1), [call(1, 0, listens=True)]),
+            Then(does("not_carried"), IDLE, []),
+            Then(read(), IDLE, []),
+            Then(answer(call(1, 0)), IDLE, []),
+        ],
+        lambda state: state.read is Read.LENT and state.asked == 1,
     ),
     Row(
         "a lone job beside a free slot: that is lent while the job runs",

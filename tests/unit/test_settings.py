@@ -221,7 +221,7 @@ class TestNumbers:
     @pytest.mark.parametrize("text", ["abc", "0", "-1", "1.5", "1_000", "٣", "NaN", "9" * 40])
     def test_a_concurrency_that_is_no_positive_whole_number_stops_the_start(self, project: Path, text: str) -> None:
         assert str(refusal(project, {"WORKER_CONCURRENCY": text})) == (
-            f"environment variable WORKER_CONCURRENCY: expected a whole number of at least 1, got "
+            f"environment variable WORKER_CONCURRENCY: expected a whole number of at least 1, or 'auto', got "
             f"{int(text) if text in ('0', '-1') else text!r}"
         )
 
@@ -231,13 +231,17 @@ class TestNumbers:
         path.write_text(f"[runs]\nconcurrency = {str(value).lower() if value is True else repr(value)}\n")
 
         assert str(refusal(project)).startswith(
-            f"runs.concurrency in {path}: expected a whole number of at least 1, got "
+            f"runs.concurrency in {path}: expected a whole number of at least 1, or 'auto', got "
         )
 
     def test_an_argument_must_be_a_number_too(self, project: Path) -> None:
         assert str(refusal(project, runs_concurrency="7")) == (
-            "argument runs_concurrency: expected a whole number of at least 1, got '7'"
+            "argument runs_concurrency: expected a whole number of at least 1, or 'auto', got '7'"
         )
+
+    @pytest.mark.parametrize("text", ["auto", " auto "])
+    def test_run_concurrency_may_be_left_to_the_worker(self, project: Path, text: str) -> None:
+        assert load(project, {"WORKER_CONCURRENCY": text}).runs.concurrency == "auto"
 
     def test_an_empty_variable_is_not_set(self, project: Path) -> None:
         """Compose files pass `${NAME:-}` on as an empty text."""

@@ -61,24 +61,26 @@ class Batches(Generic[Item, Result]):
         finally:
             del self._running[key]
             for _, receive in self._waiting.pop(key):
-                _tell(receive, None, asyncio.CancelledError())  # the loop is being shut down: nobody would ever answer
+                _deliver(
+                    receive, None, asyncio.CancelledError()
+                )  # the loop is being shut down: nobody would ever answer
 
     async def _do(self, key: Hashable, batch: list[tuple[Item, _Receiver[Result]]]) -> None:
         try:
             results = await self._flush(key, [item for item, _ in batch])
         except Exception as error:  # noqa: BLE001 - it belongs to the callers that wait
             for _, receive in batch:
-                _tell(receive, None, error)
+                _deliver(receive, None, error)
             return
         except BaseException:
             for _, receive in batch:
-                _tell(receive, None, asyncio.CancelledError())
+                _deliver(receive, None, asyncio.CancelledError())
             raise
         for (_, receive), result in zip(batch, results, strict=True):
-            _tell(receive, result, None)
+            _deliver(receive, result, None)
 
 
-def _tell(receive: _Receiver[Result], result: Result | None, error: BaseException | None) -> None:
+def _deliver(receive: _Receiver[Result], result: Result | None, error: BaseException | None) -> None:
     """One receiver that fails must not keep the others from their results."""
     try:
         receive(result, error)

@@ -62,7 +62,7 @@ def needs_of(function: Callable[..., Any], *, all_required: bool = False) -> dic
         target = target.func
     try:
         hints = get_type_hints(target, include_extras=True) if hasattr(target, "__annotations__") else {}
-    except NameError:
+    except (AttributeError, NameError, SyntaxError, TypeError):
         hints = {}  # told below, for the parameters that need one
     needs: dict[str, Key] = {}
     for name, parameter in parameters.items():
@@ -96,7 +96,7 @@ def kind_made_by(function: Callable[..., Any]) -> type[Any]:
         return function
     try:
         made = get_type_hints(function).get("return")
-    except NameError:
+    except (AttributeError, NameError, SyntaxError, TypeError):
         made = None
     if get_origin(made) in _YIELDING:
         made = get_args(made)[0]

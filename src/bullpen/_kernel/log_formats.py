@@ -100,7 +100,7 @@ class ConsoleFormatter(logging.Formatter):
         told = [
             f"{name}={value}"
             for name, value in _fields_of(record).items()
-            if not _tells(text, f"{name}={value}" if name in ID_FIELDS else str(value))
+            if not _contains_value(text, f"{name}={value}" if name in ID_FIELDS else str(value))
         ]
         line = " ".join((f"{time} {record.levelname} [{record.process}] {record.name}: {text}", *told))
         line = printable(line)
@@ -116,7 +116,7 @@ def _indented(text: str) -> str:
     return text.replace("\n", "\n    ")
 
 
-def _tells(text: str, value: str) -> bool:
+def _contains_value(text: str, value: str) -> bool:
     """Whether the value stands there by itself: the 7 of "17 s" is not the one of `tries=7`."""
     return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import click
@@ -105,11 +107,13 @@ def parse_json(option: str, text: str) -> Any:
         raise click.BadParameter(f"{short(text)} is not JSON: {error}", param_hint=f"'{option}'") from None
 
 
-def status(kind: type[E], text: str | None) -> E | None:
-    """One of a ledger's states, in any case of letters."""
+def status(kind: type[E], text: str | None, shown: Mapping[str, str] = MappingProxyType({})) -> E | None:
+    """One of a ledger's states, in any case of letters. `shown`: those that people read by another word."""
     if text is None:
         return None
+    stored = {word: name for name, word in shown.items()}
     try:
-        return kind(text.upper())
+        return kind(stored.get(text.upper(), text.upper()))
     except ValueError:
-        raise WrongCommand(f"no such status {text!r}; there is {', '.join(kind)}") from None
+        words = ", ".join(shown.get(name, name) for name in kind)
+        raise WrongCommand(f"no such status {text!r}; there is {words}") from None

@@ -27,7 +27,9 @@ _ROOT: Final = Group(
             "Run a demonstration: thousands of jobs, one killed worker, and a check that all jobs ended.",
             False,
         ),
+        "init": LazyCommand("init:init", "Write a small project whose tests pass.", False),
         "run": LazyCommand("run_app:run", "Run the workers of an application until SIGTERM or Ctrl-C.", False),
+        "shell": LazyCommand("shell:shell", "Open a Python prompt with an application at hand.", False),
         "serve": LazyCommand("serve:serve", "Serve an ASGI application without workers.", False),
         "dashboard": LazyCommand("dashboard:dashboard", "Serve the web dashboard.", False),
         "exporter": LazyCommand("exporter:exporter", "Serve metrics for Prometheus.", False),
@@ -40,6 +42,7 @@ _ROOT: Final = Group(
         "operations": LazyCommand("operations:app", "List, stop and resume stored bulk actions."),
         "payloads": LazyCommand("payloads:app", "Manage sealed job data: keys in use, and objects without a job."),
         "outbox": LazyCommand("outbox:app", "List outbox rows; redrive dead rows; disable and enable destinations."),
+        "endpoints": LazyCommand("endpoints:app", "List, change, test and replay the endpoints of tenants."),
         "projectors": LazyCommand(
             "projector:app", "Show the progress of projectors; retry or skip parked events; backfill."
         ),

@@ -48,7 +48,7 @@ class TimeUp(Exception):
 
 
 class WrongCommand(Exception):
-    """Ends a command with exit code 2 and one line: it makes no sense as it stands."""
+    """Ends a command with exit code 2 and one line: a wrong command or option."""
 
 
 # Options ------------------------------------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ class Output(Options):
             show.say_styled(*pieces)
 
     def warn(self, *lines: object) -> None:
-        """For people; programs are told by what they read."""
+        """For people; programs read the data."""
         if not self.as_json:
             show.warn(*lines)
 
     def hint(self, line: str) -> None:
-        """For a person who looks at the screen."""
+        """For a person at the screen."""
         if not self.as_json and sys.stderr.isatty():
             show.warn(line)
 
@@ -151,7 +151,7 @@ class Output(Options):
         return Done("" if self.as_json else line)
 
     def confirm(self, question: str, *, yes: bool, refusal: str = "this deletes for good and needs --yes") -> None:
-        """Ask before something that nobody named one by one. Where nobody can be asked, `--yes` must say it."""
+        """Ask before a bulk change. Without a terminal to ask on, `--yes` is needed."""
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
@@ -182,7 +182,7 @@ class OnServer(Output):
 
     @asynccontextmanager
     async def app(self) -> AsyncIterator[Bullpen]:
-        """The configured app, or one for the server that was named. Raises ConnectionLost at once if nobody answers."""
+        """The configured app, or one for the named server. Raises ConnectionLost at once if no server answers."""
         from bullpen.app import Bullpen
 
         async with Bullpen(self.redis, prefix=self.prefix) as app:
@@ -198,7 +198,7 @@ class OnServer(Output):
 
     @asynccontextmanager
     async def new_queue(self, name: str, *, is_meant: bool) -> AsyncIterator[tuple[Bullpen, Queue]]:
-        """A queue that may be new: made by what is added to it, unless it looks like a misspelling of another."""
+        """A queue that may be new: the first add creates it, unless the name is similar to another."""
         async with self.app() as app:
             if not is_meant:
                 await require_known_queue(app, name)
@@ -378,7 +378,7 @@ def ask(question: str, *, default: bool = False) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C end a question: a running event loop would only note it, and the question go on."""
+    """Let Ctrl-C end a question: a running event loop would only note it, and the question would stay."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -419,7 +419,7 @@ class _Plain(logging.Formatter):
 
 
 def _only_first_use(record: logging.LogRecord) -> bool:
-    """Whoever types ten commands knows after the first one where the jobs are."""
+    """Of ten commands in a row, only the first reports where the jobs are."""
     from bullpen import embedded
 
     if record.msg != embedded.USED or not isinstance(record.args, tuple):

@@ -103,7 +103,7 @@ def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
 
 
 def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
-    """Write one user to the file, which nobody else may read."""
+    """Write one user to the file, which only its owner may read."""
     from bullpen.dashboard.access import Role, hash_password
 
     if settings.passwords is None:

@@ -34,7 +34,7 @@ async def opened(at: OnProgram) -> AsyncIterator[Bullpen]:
 
 
 def warn_about_brokers(at: OnProgram, app: Bullpen) -> bool:
-    """Whether there may be letters that only a program can name; said on stderr."""
+    """Whether there may be dead letters that only a program knows; reported on stderr."""
     transport = app.settings.workflows.transport
     if at.program is not None or transport not in ("rabbitmq", "kafka"):
         return False

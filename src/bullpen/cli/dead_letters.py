@@ -1,4 +1,4 @@
-"""`bullpen dead-letters`: look at what failed for good, send it back, as it is or edited (`edit`), or throw it away."""
+"""`bullpen dead-letters`: list, redrive, edit (`edit`) and discard dead letters."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def stats(at: OnProgram, tenant: TenantOption = None) -> None:
 
 
 async def _warn_of_parked(app: Bullpen) -> None:
-    """Events of projectors are no letters, and somebody must look at them all the same."""
+    """Parked events are not dead letters, but they need a person too."""
     from bullpen.wiring.dead_letters import installed_ledger, ready_ledger
 
     ledger = await ready_ledger(installed_ledger(lambda: app.ledger)) if app.settings.has_ledger() else None

@@ -26,7 +26,7 @@ _STYLES: Final = {"good": "green", "unknown": "cyan", "warning": "yellow", "brok
 
 @dataclass(frozen=True, kw_only=True)
 class Examined(OnProgram):
-    """What is looked at."""
+    """What is checked."""
 
     program: Annotated[
         str | None,

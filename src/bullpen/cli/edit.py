@@ -1,7 +1,7 @@
 """`bullpen dead-letters edit`: change the payload of one dead letter and send it back.
 
-In: a letter, and a new payload, a patch, or a person with an editor. Out: the difference on the terminal, a question,
-and the work back in line. Elsewhere: what an edit may change (`bullpen.ports.edits`), sending
+In: a dead letter, and a new payload, a patch, or a person with an editor. Out: the difference on the terminal, a
+question, and the work in its queue again. Elsewhere: what an edit may change (`bullpen.ports.edits`), sending
 (`bullpen.ops.dead_letters`).
 """
 

@@ -1,4 +1,4 @@
-"""`bullpen exporter`: numbers for Prometheus from a process that is no worker, so that they outlive every worker."""
+"""`bullpen exporter`: metrics for Prometheus from a process that is not a worker, so they survive every worker."""
 
 from __future__ import annotations
 

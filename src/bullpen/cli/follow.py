@@ -144,7 +144,7 @@ _NOT_NEWS: Final = frozenset({"heartbeatAt", "status", "lockedBy"})
 
 
 async def follow_row(at: FollowLedger, what: str, read: Callable[[], Awaitable[Fields]], good: str, *bad: str) -> None:
-    """Print what becomes of a row; raises Done unless it ends well."""
+    """Print the changes of a row until it ends; raises Done unless it ends well."""
     before: Fields = {}
     async for found in at.polled(
         read, lambda row: row["status"] in (good, *bad), lambda row: f"{what} is still {row['status']}"
@@ -324,7 +324,7 @@ async def _limited(timeout: str | None, complaint: str | None) -> AsyncIterator[
 
 @contextlib.contextmanager
 def _reporting_the_server() -> Iterator[None]:
-    """Say on stderr that the server is away, and that it is back.
+    """Report on stderr when the server becomes unreachable and when it answers again.
 
     Not at once: a connection that is rarely used notices long afterwards that it broke, and is back in a moment.
     """

@@ -245,7 +245,7 @@ async def check(at: OnLedger) -> None:
 
 @app.command()
 async def lint(at: Planning, days: DaysOption = 366, tenant: TenantOption = None) -> None:
-    """List recipients whose local time does not exist, or comes twice, because clocks change that day.
+    """List recipients whose local time does not exist or occurs twice because clocks change that day.
 
     With --app also messages that the program cannot send: unknown channels, templates with missing values.
     These set the exit code to 1. A skipped local time does not, because its message is sent anyway.
@@ -272,7 +272,7 @@ async def lint(at: Planning, days: DaysOption = 366, tenant: TenantOption = None
         if found:
             at.table((Column("recipient"), Column("occasion"), Column("finding", "text", least=20)), listed)
         else:
-            show.say(f"no local time of the next {days} days is missing or comes twice")
+            show.say(f"no local time of the next {days} days is missing or occurs twice")
     if doubtful:
         raise at.failed(f"{len(doubtful)} findings that keep messages from being sent")
 
@@ -323,7 +323,7 @@ def _done(at: OnLedger, verb: str, done: int, wanted: int) -> None:
 
 
 async def _discard_letters(at: OnLedger, ids: set[str]) -> None:
-    """The messages are on their way again: nobody needs to look at the orders that failed."""
+    """The messages are sent again, so the failed orders need no person."""
     from bullpen.app import Bullpen
     from bullpen.cli.dead_letter_stores import name_of_store
     from bullpen.errors import BullpenError

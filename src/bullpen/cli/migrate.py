@@ -1,4 +1,4 @@
-"""`bullpen migrate`: make the ledger's tables, or print the statements for somebody else to run."""
+"""`bullpen migrate`: create or update the ledger's tables, or print the statements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`bullpen operations`: bulk actions that are stored: see how far they are, stop one, go on with what was left.
+"""`bullpen operations`: stored bulk actions: list, show, stop and resume them.
 
-In: operations that the dashboard or `bullpen dead-letters … --stored` stored in the server. Out: what became of them.
+In: operations that the dashboard or `bullpen dead-letters … --stored` stored in the server. Out: their results.
 Elsewhere: what they do (`bullpen.ops.operations`).
 """
 
@@ -81,7 +81,7 @@ async def resume(at: OnProgram) -> None:
 
 
 async def run_stored(at: Output, opened: Bullpen, operation: Operation) -> None:
-    """Store it, do it, and say what became of it. Interrupted, it stays stored."""
+    """Store it, do it, and report the result. If interrupted, it stays stored."""
     async with operations_of(opened) as operations:
         number = await operations.submit(operation)
         try:

@@ -1,10 +1,10 @@
-"""`bullpen outbox`: look at rows, send dead ones back, count what waits; destinations."""
+"""`bullpen outbox`: list, show, redrive and count rows; tenants and destinations."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from bullpen.cli import show
 from bullpen.cli.arguments import (
@@ -40,7 +40,7 @@ TypeArgument = Annotated[str, Argument("TYPE", "Integration type, such as webhoo
 @app.command("list")
 async def list_(
     at: OnLedger,
-    state: Annotated[str | None, Option("--status", help="PENDING, CLAIMED, SENT, FAILED or DEAD.")] = None,
+    state: Annotated[str | None, Option("--status", help="PENDING, CLAIMED, SENT, RETRYING or DEAD.")] = None,
     integration_type: TypeOption = None,
     code: CodeOption = None,
     tenant: TenantOption = None,
@@ -49,7 +49,7 @@ async def list_(
     """List rows, oldest first."""
     from bullpen.ledger import OutboxStatus
 
-    wanted = status(OutboxStatus, state)
+    wanted = status(OutboxStatus, state, _SHOWN)
     async with at.ledger() as ledger:
         found = await ledger.outbox.find(
             status=wanted, integration_type=integration_type, error_code=code, tenant_id=tenant, limit=limit
@@ -61,7 +61,7 @@ async def list_(
 async def show_(at: OnLedger, row: RowArgument) -> None:
     """Show one row with its payload and every attempt."""
     document = await _read(at, row, with_payload=True)
-    at.fields(document, without=("attemptLog",))
+    at.fields(document if at.as_json else {**document, "status": _shown(document)}, without=("attemptLog",))
     if document["attemptLog"] and not at.as_json:
         show.say("\nattempts:")
         at.table(ATTEMPTS.columns, document["attemptLog"])
@@ -182,7 +182,7 @@ async def remove_tenant(at: OnLedger, tenant: TenantArgument, integration_type: 
     """Remove a tenant's settings: weight 1 and no limit apply again."""
     async with at.ledger() as ledger:
         if not await ledger.tenant_limits.remove(tenant, integration_type, by=whoami()):
-            raise Done(f"nothing was decided about {tenant!r} and {integration_type!r}, there was nothing to remove")
+            raise Done(f"{tenant!r} has no settings for {integration_type!r}; nothing was removed")
     at.say({"removed": tenant}, f"removed: {tenant}")
 
 
@@ -294,6 +294,15 @@ async def _read(at: OnLedger, row_id: str, *, with_payload: bool = False) -> dic
     return {**to_json(row), **content, "attemptLog": [attempt_json(each) for each in attempts]}
 
 
+_SHOWN: Final = {"FAILED": "RETRYING"}
+"""Statuses that people read by another word: of a run, FAILED is the end."""
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    stored: str = record["status"]
+    return _SHOWN.get(stored, stored)
+
+
 def to_json(row: OutboxRow) -> dict[str, Any]:
     fields = {
         "id": row.id,
@@ -361,7 +370,7 @@ ROWS = Record(
         Column("row", "id"),
         Column("type", "integrationType"),
         Column("event", "eventType", worth=3),
-        Column("status"),
+        Column("status", _shown),
         Column("attempts", lambda row: f"{row['attempts']}/{row['maxAttempts']}", worth=2),
         Column("due", "dueAt", worth=4),
         Column("error", "lastError", worth=1, least=16),
@@ -377,7 +386,10 @@ ATTEMPTS = Record(
 )
 STATS = Record(
     lambda row: {"integrationType": row[0], "status": row[1].value, "count": row[2], "oldestDue": row[3]},
-    (Column("type", "integrationType"), Column("status"), Column("rows", "count"), Column("oldest due", "oldestDue")),
+    (
+        *(Column("type", "integrationType"), Column("status", _shown)),
+        *(Column("rows", "count"), Column("oldest due", "oldestDue")),
+    ),
 )
 LIMITS = Record(
     _limit_json,

@@ -77,7 +77,7 @@ async def sweep(
 
 
 async def _names(opened: Bullpen, given: list[str] | None) -> list[str]:
-    """Those that were named, else all but the dead-letter queues, which are looked at with their queue."""
+    """The named ones, else all but the dead-letter queues, which are read with their queue."""
     for name in given or ():
         await context.must_exist(opened, name)
     return given or await context.queue_names(opened)

@@ -9,14 +9,15 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import click
 
 from bullpen._kernel.logs import get_logger
 from bullpen.cli.arguments import AppArgument
 from bullpen.cli.completion import words
-from bullpen.cli.context import ServiceOnServer
+from bullpen.cli.context import ServiceOnServer, WrongCommand
 from bullpen.cli.programs import load_app
 from bullpen.cli.tree import Option
 
@@ -35,7 +36,10 @@ def run(
     at: ServiceOnServer,
     target: AppArgument,
     processes: Annotated[int, Option(min=1, help="Number of worker processes; one that dies is restarted.")] = 1,
-    concurrency: Annotated[int | None, Option(min=1, help="Jobs at a time per worker; overrides the code.")] = None,
+    concurrency: Annotated[
+        str | None,
+        Option(metavar="N|auto", help="Jobs at a time per worker; overrides the code. auto: as many as fit."),
+    ] = None,
     http: Annotated[
         str | None,
         Option(
@@ -57,6 +61,9 @@ def run(
     prune_schedules: Annotated[
         bool, Option("--prune-schedules", help="Remove schedules that no task declares any more.")
     ] = False,
+    reload: Annotated[
+        bool, Option("--reload", help="Start again when a Python file below this directory changes. For development.")
+    ] = False,
     told: Annotated[list[str] | None, Option(hidden=True)] = None,
     lifeline: Annotated[int | None, Option(hidden=True)] = None,
     slot: Annotated[int, Option(hidden=True)] = 1,
@@ -67,6 +74,7 @@ def run(
     """
     from bullpen.wiring.servers import CommandLine, obeying
 
+    most = _read_concurrency(concurrency)
     at.start_logging()
     # Through the environment as well: for queues that the module makes itself, and for child processes, whose command
     # lines everybody on the machine may read. They are `--told` which of the two came from ours.
@@ -74,18 +82,20 @@ def run(
         if value is not None:
             os.environ[variable] = value
     given = [*(told or []), *(["redis"] if at.redis else []), *(["prefix"] if at.prefix else [])]
-    if processes > 1:
+    if processes > 1 or reload:
+        from bullpen.cli.code_changes import CodeChanges
         from bullpen.cli.supervisor import Supervisor
 
+        changes = CodeChanges(Path.cwd()) if reload else None
         options = ["--log-level", at.log_level, "--log-format", at.log_format]
-        options += [*(["--concurrency", str(concurrency)] if concurrency else [])]
+        options += [*(["--concurrency", concurrency] if concurrency else [])]
         options += ["--http", http] if http else []
         options += ["--http-public"] if at.http_public else []
         options += ["--dashboard", dashboard] if dashboard else []
         options += ["--prune-schedules"] if prune_schedules else []
         options += [word for part in only or () for word in ("--only", part)]
         options += [word for name in given for word in ("--told", name)]
-        raise click.exceptions.Exit(asyncio.run(Supervisor(["run", target, *options], processes).run()))
+        raise click.exceptions.Exit(asyncio.run(Supervisor(["run", target, *options], processes, changes).run()))
     with obeying(
         CommandLine(
             redis=os.environ["BULLPEN_REDIS_URL"] if "redis" in given else None,
@@ -99,7 +109,17 @@ def run(
         from bullpen.cli.dashboard import make_service
 
         app.add(make_service(app, dashboard, public=at.http_public))
-    _run_here(app, concurrency, lifeline, only or [], prune_schedules=prune_schedules)
+    _run_here(app, most, lifeline, only or [], prune_schedules=prune_schedules)
+
+
+def _read_concurrency(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise WrongCommand(f"--concurrency: a number of at least 1, or auto, not {text!r}")
+    return int(text)
 
 
 def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
@@ -113,7 +133,12 @@ def _serve(app: Bullpen, address: str, slot: int, *, public: bool) -> None:
 
 
 def _run_here(
-    app: Bullpen, concurrency: int | None, lifeline: int | None, only: list[str], *, prune_schedules: bool
+    app: Bullpen,
+    concurrency: int | Literal["auto"] | None,
+    lifeline: int | None,
+    only: list[str],
+    *,
+    prune_schedules: bool,
 ) -> None:
     from bullpen.settings import misspelt_variables
 
@@ -134,7 +159,8 @@ def _run_here(
 
 
 def _what_runs(app: Bullpen, only: list[str]) -> str:
-    """What this process does, in words; raises for parts that the app does not have, before anything is started."""
+    """A sentence about what this process runs; raises for parts that the app does not have, before anything is
+    started."""
     from bullpen.wiring.running import role_of
 
     roles = {role_of(service) for service in app.choose(only)}
@@ -147,7 +173,7 @@ def _what_runs(app: Bullpen, only: list[str]) -> str:
 
 
 def _where(app: Bullpen) -> str:
-    """The servers that are used: whoever reads the first line knows whether they are the right ones."""
+    """The servers in use, so that the first log line shows whether they are the right ones."""
     from bullpen._kernel.addresses import show_address
     from bullpen.wiring.running import role_of
 
@@ -191,7 +217,7 @@ def _redis(app: Bullpen) -> str:
 
 
 def _stop_without(lifeline: int, app: Bullpen) -> None:
-    """Stop when the other end of the pipe is closed: our supervisor has died, and nobody would ever stop us."""
+    """Stop when the other end of the pipe is closed: the supervisor has died and cannot stop this process any more."""
     loop = asyncio.get_running_loop()
 
     def on_end() -> None:

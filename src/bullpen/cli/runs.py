@@ -1,4 +1,4 @@
-"""`bullpen runs`: look at runs, start, cancel and retry them, look after them, and manage credits."""
+"""`bullpen runs`: list, show, start, cancel, retry and repair runs, and manage credits."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def on_signals() -> asyncio.Event:
 
 
 async def run_until(stopped: asyncio.Event, service: RunningService) -> None:
-    """Run a service until somebody wants it to stop, or it fails."""
+    """Run a service until it is stopped or fails."""
     running = asyncio.create_task(service.run())
     stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
 """How everything is printed: lines, tables, fields, JSON, times, progress.
 
-In: values. Out: text that fits the terminal, or all of it where nobody looks directly, and nothing that a terminal
+In: values. Out: text that fits the terminal, or all of it in a pipe, and nothing that a terminal
 would obey. Times are UTC unless the local zone is asked for. Without rich, which takes as long to import as the rest of
 a short command; only what moves on the screen needs it (`bar`, `bullpen.cli.top`).
 Elsewhere: what each record shows (beside its commands), `--json` and `--local` (`context`).
@@ -24,7 +24,7 @@ from bullpen._kernel.printable import printable, printable_json
 
 _GAP: Final = 2
 _WIDE: Final = 10_000
-"""Columns of a table that nobody looks at directly: a pipe must get all of the text."""
+"""Columns of a table in a pipe, which must get all of the text."""
 _WHOLE: Final = 10_000
 _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "magenta": "35", "cyan": "36"}
 _STATES: Final = {
@@ -93,12 +93,12 @@ def _json_value(value: Any) -> str:
 
 
 def instant(epoch_ms: int | float | None) -> datetime | None:
-    """None for 0, which means unset, and for what is no instant."""
+    """None for 0, which means unset, and for values that are not instants."""
     return as_utc(epoch_ms) if epoch_ms else None
 
 
 def read_instant(written: str | None) -> datetime | None:
-    """An instant that somebody else wrote down; None for what is none."""
+    """An instant written by another program; None for other text."""
     try:
         found = datetime.fromisoformat(written or "")
     except ValueError:

@@ -64,7 +64,7 @@ def ledger_path(directory: Path | None = None) -> Path:
     return (data_directory() if directory is None else directory) / LEDGER_FILE
 
 
-_told: set[Path] = set()
+_reported: set[Path] = set()
 
 
 USED: Final = "using the embedded server in %s; set BULLPEN_REDIS_URL for another server, or BULLPEN_EMBEDDED=never"
@@ -75,15 +75,15 @@ NEARBY: Final = (
 )
 """The line that a process writes when a directory near by has a server of its own."""
 _MOST_SIBLINGS: Final = 200
-_TOLD_FILE: Final = "nearby"
-_TOLD_AGAIN_S: Final = 24 * 3600
+_REPORTED_FILE: Final = "nearby"
+_REPORTED_AGAIN_S: Final = 24 * 3600
 
 
 def announce(place: Path) -> bool:
     """Say which directory this process uses; False if it has been said."""
-    if place in _told:
+    if place in _reported:
         return False
-    _told.add(place)
+    _reported.add(place)
     _log.info(USED, place)
     return True
 
@@ -91,16 +91,16 @@ def announce(place: Path) -> bool:
 def warn_of_nearby(place: Path) -> None:
     """Once a day, whatever processes use the directory: it remembers what was told. It must have been prepared."""
     other = _nearby(place)
-    if other is not None and not _was_told(place / _TOLD_FILE, str(other)):
+    if other is not None and not _was_reported(place / _REPORTED_FILE, str(other)):
         _log.warning(NEARBY, other, place)
 
 
-def _was_told(note: Path, what: str) -> bool:
+def _was_reported(note: Path, what: str) -> bool:
     """Whether this was noted within a day; then it is."""
     try:
         age_s = time.time() - note.stat().st_mtime
         # A note of tomorrow is one of a clock that went wrong.
-        if abs(age_s) < _TOLD_AGAIN_S and note.read_text("utf-8", "surrogateescape") == what:
+        if abs(age_s) < _REPORTED_AGAIN_S and note.read_text("utf-8", "surrogateescape") == what:
             return True
     except OSError:
         pass  # nothing was told so far

@@ -1,1 +1,1 @@
-"""bullpen inside of web frameworks: `fastapi`, `starlette`, `django`. Each imports its framework; nothing else does."""
+"""bullpen inside of other programs' frameworks and services, a module each; every one needs what it is named after."""

@@ -21,6 +21,8 @@ COLUMNS: Final = ", ".join(
 """All columns of a row, in the table's order. jsonb and uuid as text: our own reader is faster than the driver's."""
 
 _WITHOUT_CONTENT: Final = COLUMNS.replace("CAST(payload AS text)", "''").replace("CAST(headers AS text)", "NULL")
+LINE: Final = "line"
+"""What a commit tells that ended a row with an ordering key and took no other one along."""
 _OPEN: Final = "('PENDING', 'FAILED')"
 _UNFINISHED: Final = "('PENDING', 'FAILED', 'CLAIMED')"
 _CLAIMABLE: Final = f"status IN {_OPEN} AND NOT parked"
@@ -57,6 +59,13 @@ _OUTCOME: Final = {
     "started_ms": "bigint",
     "next_ms": "bigint",
 }
+
+
+def _few(most: int) -> int:
+    """A LIMIT that cuts nothing but tells the planner how few rows there are: its own guess from a long backlog is so
+    high that it would read the whole table to join them, two seconds with a million rows. Powers of two: few different
+    statements."""
+    return 1 << max(0, most - 1).bit_length()
 
 
 class Sql(Words):
@@ -133,7 +142,10 @@ WHERE o.id IS NOT NULL OR f.route_key IS NOT NULL"""
     @cached_property
     def notify(self) -> str:
         """Tell dispatchers to look: what a settlement has made ready, or due at a time that nobody knows yet."""
-        return f"SELECT pg_notify('{self.channel}', '')"
+        return f"SELECT {self._notified()}"
+
+    def _notified(self, payload: str = "") -> str:
+        return f"pg_notify('{self.channel}', '{payload}')"
 
     @cached_property
     def next_due_ms(self) -> str:
@@ -234,12 +246,8 @@ RETURNING {COLUMNS}"""
         lanes = self._batch({"type": "text", "tenant": "text", "quota": "int"}, "lane")
         due = self._due_in_lane("lane.s_type", "lane.s_tenant" if by_tenant else None, "lane.s_quota")
         # MATERIALIZED: the rows are chosen and locked once, before the update looks at any.
-        # LIMIT cuts nothing but tells the planner how few rows there are: its own guess from a long backlog is so high
-        # that it would read the whole table to join them, two seconds with a million rows. Powers of two: few different
-        # statements.
-        limit = 1 << max(0, most - 1).bit_length()
         return (
-            f"WITH due AS MATERIALIZED (SELECT d.* FROM {lanes} CROSS JOIN LATERAL ({due}) d LIMIT {limit})\n"
+            f"WITH due AS MATERIALIZED (SELECT d.* FROM {lanes} CROSS JOIN LATERAL ({due}) d LIMIT {_few(most)})\n"
             + self._claim("due")
         )
 
@@ -314,8 +322,13 @@ WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED'
 RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_key"""
         if not self._is_postgres:
             return update
-        told = f"pg_notify('{self.channel}', '')" if notify else "NULL"
-        ended = f"d.id, d.status, d.attempts, CASE WHEN d.status IN {_OPEN} THEN {told} END"
+        # A row that another transaction stores and parks in this very moment is seen by nobody here. It is woken after
+        # the commit; should this process die in between, dispatchers look for it, because the commit itself tells them.
+        left = "d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD')" + (
+            " AND n.id IS NULL" if take_next else ""
+        )
+        told = f"WHEN d.status IN {_OPEN} THEN {self._notified()} WHEN {left} THEN {self._notified(LINE)}"
+        ended = f"d.id, d.status, d.attempts, CASE {told if notify else 'WHEN true THEN NULL'} END"
         statement = f"""\
 WITH done AS ({update}, id AS row_id, fence, tenant_id, s_kind, {counted} AS s_counted, s_error, s_code, s_worker,
     s_receipt, s_started_ms, s_next_ms),
@@ -336,6 +349,14 @@ next AS ({self._take_next("done d", "d.row_id")})
 SELECT {ended}, n.* FROM done d
 LEFT JOIN next n ON n.integration_type = d.integration_type AND n.ordering_key = d.ordering_key"""
 
+    def _first_of_line(self, type_name: str, key: str, more: str = "true") -> str:
+        # Not `ordering_key = …`: a key that most rows have makes the server think that the first row of all, by the
+        # index of `seq`, will do, and it walks over everything that was ever sent.
+        return f"""\
+SELECT n.id FROM {self.outbox} n WHERE n.integration_type = {type_name} AND n.ordering_key >= {key}
+        AND n.ordering_key <= {key} AND n.status IN {_UNFINISHED} AND {more}
+        ORDER BY n.ordering_key, n.seq LIMIT 1"""
+
     def _take_next(self, source: str, ended_id: str) -> str:
         # A tenant with limits has its rows claimed one by one: a claim counts them.
         return f"""\
@@ -343,8 +364,7 @@ UPDATE {self.outbox} SET status = 'CLAIMED', parked = false, fence = fence + 1, 
     locked_by = s_by, locked_until = {self._later("s_for_ms")}, started_at = {self.now}
 FROM (
     SELECT s_worker AS s_by, s_next_ms AS s_for_ms, (
-        SELECT n.id FROM {self.outbox} n WHERE n.integration_type = d.integration_type
-        AND n.ordering_key = d.ordering_key AND n.status IN {_UNFINISHED} AND n.id <> {ended_id} ORDER BY n.seq LIMIT 1
+        {self._first_of_line("d.integration_type", "d.ordering_key", f"n.id <> {ended_id}")}
     ) AS s_next_id
     FROM {source} WHERE d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD') AND s_next_ms > 0
 ) AS w
@@ -379,24 +399,22 @@ RETURNING {COLUMNS}"""
 INSERT INTO {self.attempts} ({", ".join(plain)}, started_at, finished_at)
 SELECT {", ".join(f"s_{name}" for name in plain)}, {started}, {self.now} FROM {self._batch(columns)}"""
 
-    @cached_property
-    def unpark_next(self) -> str:
+    def unpark_next(self, *, most: int) -> str:
         # The first of the line goes on. Also when it is not parked: a claim that holds it and is about to park it,
         # because it saw the world before our commit, makes us wait here, and then we have the last word.
         return f"""\
-UPDATE {self.outbox} SET parked = false WHERE status IN {_OPEN} AND id IN (
-    SELECT (SELECT n.id FROM {self.outbox} n WHERE n.integration_type = s_type AND n.ordering_key = s_key
-        AND n.status IN {_UNFINISHED} ORDER BY n.seq LIMIT 1)
-    FROM {self._batch({"type": "text", "key": "text"})}
-)"""
+UPDATE {self.outbox} SET parked = false FROM (
+    SELECT ({self._first_of_line("s_type", "s_key")}) AS s_first
+    FROM {self._batch({"type": "text", "key": "text"})} LIMIT {_few(most)}
+) AS w
+WHERE id = s_first AND status IN {_OPEN}"""
 
     @cached_property
     def unpark_orphans(self) -> str:
         # A row can be parked by a claim that saw its predecessor alive when that had just ended: nobody would wake it.
         return f"""\
 UPDATE {self.outbox} SET parked = false WHERE parked AND id IN (
-    SELECT (SELECT n.id FROM {self.outbox} n WHERE n.integration_type = p.integration_type
-        AND n.ordering_key = p.ordering_key AND n.status IN {_UNFINISHED} ORDER BY n.seq LIMIT 1)
+    SELECT ({self._first_of_line("p.integration_type", "p.ordering_key")})
     FROM (SELECT DISTINCT integration_type, ordering_key FROM {self.outbox} WHERE parked) p
 )"""
 
@@ -414,7 +432,42 @@ UPDATE {self.outbox} SET parked = false WHERE parked AND id IN (
             left = f"extract(epoch FROM {left}) * 1000"
         return f"""\
 SELECT integration_type, disabled_at, disabled_by, reason, trips, CAST(coalesce({left}, 0) AS bigint)
-FROM {self.destinations} WHERE disabled_at IS NOT NULL OR trips > 0 ORDER BY integration_type"""
+FROM {self.destinations} WHERE disabled_at IS NOT NULL OR trips > 0
+UNION ALL
+SELECT '{tables.ENDPOINT}:' || e.id, e.state_at, e.state_by, e.reason, 0, 0 FROM {self.endpoints} e
+WHERE e.state <> 'enabled' AND EXISTS (SELECT 1 FROM {self.outbox} o
+    WHERE o.integration_type = '{tables.ENDPOINT}:' || e.id AND o.status IN {_OPEN} AND NOT o.parked)
+ORDER BY 1"""
+
+    @cached_property
+    def endpoints(self) -> str:
+        return self._table(tables.endpoints.name)
+
+    @cached_property
+    def endpoints_of(self) -> str:
+        # Inside a caller's transaction, by any driver.
+        return f"""\
+SELECT id, events FROM {self.endpoints}
+WHERE state <> 'disabled' AND tenant_id IN (SELECT s_tenant FROM {self._batch({"tenant": "text"})})
+ORDER BY created_at, id"""
+
+    @cached_property
+    def take_endpoint_slot(self) -> str:
+        # The row's own lock makes it exact over all processes. Who waited for it began before the one that it waited
+        # for, so an instant a little ahead is in order; one far ahead was written before a clock was set back.
+        is_over = f"spent_since <= {self._earlier('rate_ms')} OR spent_since > {self._later('60000')}"
+        is_new = f"(spent_since IS NULL OR {is_over})"
+        return f"""\
+UPDATE {self.endpoints} SET spent = CASE WHEN {is_new} THEN 1 ELSE spent + 1 END,
+    spent_since = CASE WHEN {is_new} THEN {self.now} ELSE spent_since END
+WHERE id = :id AND (rate_max IS NULL OR {is_new} OR spent < rate_max)"""
+
+    @cached_property
+    def endpoint_slot_left(self) -> str:
+        left = f"spent_since - {self._earlier('rate_ms')}"
+        if self._is_postgres:
+            left = f"extract(epoch FROM {left}) * 1000"
+        return f"SELECT CAST({left} AS bigint) FROM {self.endpoints} WHERE id = :id AND rate_max IS NOT NULL"
 
     @cached_property
     def disable(self) -> str:
@@ -527,16 +580,17 @@ WHERE id = s_id AND status = 'DEAD'
 RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
 
     @cached_property
-    def sent(self) -> str:
-        return self._rows_in("SENT")
+    def ended(self) -> str:
+        return self._rows_in("SENT", "DEAD")
 
     @cached_property
     def dead(self) -> str:
         return self._rows_in("DEAD")
 
-    def _rows_in(self, status: str) -> str:
+    def _rows_in(self, *statuses: str) -> str:
+        wanted = ", ".join(f"'{status}'" for status in statuses)
         return (
-            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = '{status}' "
+            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status IN ({wanted}) "
             f"AND id IN (SELECT s_id FROM {self._batch({'id': 'uuid'})}) ORDER BY seq"
         )
 

@@ -8,17 +8,9 @@ column of the table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-
-import sqlalchemy as sa
+from functools import cached_property
 
 from bullpen.ledger.database import DialectName, now_sql, qualified
-
-
-@lru_cache(maxsize=1_000)
-def prepared(statement: str) -> sa.TextClause:
-    """A text to execute. Made once: reading it for its parameters costs as much as sending it."""
-    return sa.text(statement)
 
 
 @dataclass(frozen=True)

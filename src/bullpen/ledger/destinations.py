@@ -1,7 +1,7 @@
 """Destinations that somebody switched off, or that are known to be broken. One truth for all processes.
 
 In: an integration type. Out: whether and since when it may not be called. All comparisons use the database's clock.
-Elsewhere: what follows from it (`bullpen.outbox.gates`).
+Elsewhere: what follows from it (`bullpen.delivery.gates`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class Destinations:
 
     async def troubled(self) -> dict[str, Destination]:
         """All that are disabled, broken or probing; all others are in order."""
-        async with self._database.statement(reads=True) as connection:
-            rows = (await connection.execute(sa.text(self._sql.troubled))).all()
+        rows = await self._database.fetch(self._sql.troubled, {}, reads=True)
         found = [Destination(row[0], to_datetime(row[1]), row[2], row[3], row[4], int(row[5])) for row in rows]
         return {destination.integration_type: destination for destination in found}
 

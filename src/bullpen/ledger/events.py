@@ -226,7 +226,7 @@ WHERE e.id = f.id""")
             highest, waiting = (await connection.execute(query)).one()
         return BEGINNING if highest is None and not waiting else (highest or 0) + waiting
 
-    def commits(self) -> AsyncGenerator[None, None]:
+    def commits(self) -> AsyncGenerator[str, None]:
         """Yields when new events may have come; see `wakeups.commits`."""
         return wakeups.commits(self._database, self.channel)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bullpen._kernel import json
 
@@ -170,6 +170,14 @@ class MessageOutcome:
     code: str | None = None
     again_in_ms: int | None = None
     """With QUEUED: when the scheduler publishes it again, should the broker have lost it."""
+
+
+class MessageSettlement(NamedTuple):
+    """A message that was taken and what became of it. It is written only if the claim still holds."""
+
+    id: str
+    fence: int
+    outcome: MessageOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

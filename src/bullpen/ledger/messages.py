@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -21,15 +21,15 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int, check_texts
 from bullpen._kernel.outcome import cut
 from bullpen.ledger import tables
-from bullpen.ledger._message_sql import RECIPIENT, MessageSql
+from bullpen.ledger._message_sql import MessageSql
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
 from bullpen.ledger.message_records import (
     MessageCount,
     MessageHour,
-    MessageOutcome,
     MessageRow,
+    MessageSettlement,
     MessageStatus,
     OccasionRow,
     Planned,
@@ -44,8 +44,11 @@ Key = tuple[str, str]
 
 MAX_ERROR: Final = 2_000
 _is_id = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").fullmatch
-_COLUMNS: Final = tuple(column.name for column in tables.messages.columns)
-_INSTANTS: Final = frozenset(c.name for c in tables.messages.columns if isinstance(c.type, tables.Instant))
+_FIELDS: Final = tuple(
+    "response_json" if column.name == "response" else column.name for column in tables.messages.columns
+)
+_INSTANTS: Final = tuple(c.name for c in tables.messages.columns if isinstance(c.type, tables.Instant))
+_STATUSES: Final = {status.value: status for status in MessageStatus}
 _MS: Final = timedelta(milliseconds=1)
 
 
@@ -140,23 +143,7 @@ class SqlMessages:
         return await self._claim(self.sql.claim_again, lease_ms=lease_ms, limit=limit)
 
     async def _claim(self, statement: str, **parameters: int) -> list[ToPublish]:
-        async with self._alone() as connection:
-            rows = (await connection.execute(sa.text(statement), parameters)).all()
-        found = []
-        for row in rows:
-            due_at, now_at = _instant(row.due_at), _instant(row.now_at)
-            # Rounded up: a millisecond late is on time, a millisecond early is not.
-            delay_ms = max(0, -((now_at - due_at) // _MS))
-            found.append(
-                ToPublish(
-                    id=row.id,
-                    tenant_id=row.tenant_id,
-                    occasion=row.occasion,
-                    due_at=due_at,
-                    delay_ms=delay_ms,
-                    publication=row.publication,
-                )
-            )
+        found = map(_to_publish, await self.database.fetch_of(None, statement, parameters))
         return sorted(found, key=lambda one: one.due_at)
 
     async def confirm(self, published: Iterable[ToPublish], *, lost_after_ms: int, late_after_ms: int) -> None:
@@ -190,8 +177,8 @@ class SqlMessages:
         given = encode_rows({"id": row.id, "fence": row.fence, "worker": worker} for row in rows)
         return await self._ids(self.sql.take, rows=given, lease_ms=lease_ms, again_ms=again_ms)
 
-    async def settle(self, outcomes: Iterable[tuple[str, int, MessageOutcome]]) -> set[str]:
-        """Write the outcome of (id, fence). Returns the ids that were still ours."""
+    async def settle(self, settlements: Sequence[MessageSettlement], *, tenant_id: str | None = None) -> list[bool]:
+        """Write outcomes. For each whether the message was still ours."""
         rows = encode_rows(
             {
                 "id": row_id,
@@ -202,9 +189,14 @@ class SqlMessages:
                 "code": None if outcome.code is None else outcome.code[:60],
                 "again_ms": outcome.again_in_ms,
             }
-            for row_id, fence, outcome in outcomes
+            for row_id, fence, outcome in settlements
         )
-        return await self._ids(self.sql.settle, rows=rows)
+        ours = await self._ids(self.sql.settle, rows=rows)
+        return [settlement.id in ours for settlement in settlements]
+
+    def refused(self, settlement: MessageSettlement) -> bool:
+        """Of one that the database refuses to write: its lease runs out, as if another sender had taken it over."""
+        return False
 
     async def settle_untaken(self, row: MessageRow, status: MessageStatus, *, code: str, reason: str) -> bool:
         """Give a message its status without sending it; False when somebody else was faster."""
@@ -336,17 +328,13 @@ class SqlMessages:
         return self.database.statement(reads=reads)
 
     async def _run(self, statement: str, **parameters: Any) -> None:
-        async with self._alone() as connection:
-            await connection.execute(sa.text(statement), parameters)
+        await self.database.fetch_of(None, statement, parameters)
 
     async def _ids(self, statement: str, **parameters: Any) -> set[str]:
-        async with self._alone() as connection:
-            return set((await connection.execute(sa.text(statement), parameters)).scalars())
+        return {row[0] for row in await self.database.fetch_of(None, statement, parameters)}
 
     async def _read(self, statement: str, tenant: str | None = None, **parameters: Any) -> list[MessageRow]:
-        where = self.database.transaction(tenant=tenant) if tenant else self._alone(reads=True)
-        async with where as connection:
-            return [_message(row) for row in (await connection.execute(sa.text(statement), parameters)).mappings()]
+        return list(map(_message, await self.database.fetch_of(tenant, statement, parameters, reads=True)))
 
 
 class Plan:
@@ -518,18 +506,33 @@ def _planned(one: Planned) -> dict[str, Any]:
     }
 
 
-def _message(row: Mapping[Any, Any]) -> MessageRow:
-    values: dict[str, Any] = {
-        name: to_datetime(row[name]) if name in _INSTANTS else row[name] for name in _COLUMNS if name != "response"
-    }
-    values["status"] = MessageStatus(values["status"])
-    recipient = None
-    if row["r_id"] is not None:
-        recipient = _recipient(tuple(row[f"r_{name}"] for name in RECIPIENT))
-    return MessageRow(**values, response_json=row["response"], recipient=recipient, read_at=_instant(row["now_at"]))
+def _to_publish(row: Sequence[Any]) -> ToPublish:
+    row_id, tenant_id, occasion, due, publication, now = row
+    due_at = _instant(due)
+    # Rounded up: a millisecond late is on time, a millisecond early is not.
+    delay_ms = max(0, -((_instant(now) - due_at) // _MS))
+    return ToPublish(
+        id=row_id,
+        tenant_id=tenant_id,
+        occasion=occasion,
+        due_at=due_at,
+        delay_ms=delay_ms,
+        publication=publication,
+    )
 
 
-def _recipient(row: tuple[Any, ...]) -> RecipientRow:
+def _message(row: Sequence[Any]) -> MessageRow:
+    """Of the columns of a message, the database's now, and the recipient's where there is one."""
+    values = dict(zip(_FIELDS, row, strict=False))
+    for name in _INSTANTS:
+        values[name] = to_datetime(values[name])
+    values["status"] = _STATUSES[values["status"]]
+    here = len(_FIELDS)
+    recipient = None if row[here + 2] is None else _recipient(row[here + 1 :])
+    return MessageRow(**values, recipient=recipient, read_at=_instant(row[here]))
+
+
+def _recipient(row: Sequence[Any]) -> RecipientRow:
     tenant_id, one, name, zone, channel, address, locale, attributes = row
     return RecipientRow(
         tenant_id=tenant_id,

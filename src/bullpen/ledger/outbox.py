@@ -12,7 +12,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, assert_never
@@ -26,8 +25,9 @@ from bullpen._kernel.duration import check_int, check_texts
 from bullpen.errors import DatabaseUnavailable, LedgerError
 from bullpen.ledger import tables
 from bullpen.ledger._sql import COLUMNS, Sql
-from bullpen.ledger._words import prepared
 from bullpen.ledger.database import Database
+from bullpen.ledger.driver import prepared
+from bullpen.ledger.endpoint_records import endpoint_id_of
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import (
     MAX_LENGTHS,
@@ -101,18 +101,15 @@ class SqlOutbox(OutboxRepository):
         return [row for row in rows if not row.parked]
 
     async def due_types(self) -> list[str]:
-        async with self._database.statement(reads=True) as connection:
-            return list((await connection.execute(prepared(self.sql.due_types))).scalars())
+        return [row[0] for row in await self._database.fetch(self.sql.due_types, {}, reads=True)]
 
     async def next_due_ms(self) -> int | None:
-        async with self._database.statement(reads=True) as connection:
-            left_ms = (await connection.execute(prepared(self.sql.next_due_ms))).scalar()
+        ((left_ms,),) = await self._database.fetch(self.sql.next_due_ms, {}, reads=True)
         return None if left_ms is None else max(0, math.ceil(left_ms))
 
     async def due_tenants(self, integration_type: str, *, after: str = "", most: int = 100) -> list[str]:
         parameters = {"integration_type": integration_type, "after": after, "most": most}
-        async with self._database.statement(reads=True) as connection:
-            return list((await connection.execute(prepared(self.sql.due_tenants), parameters)).scalars())
+        return [row[0] for row in await self._database.fetch(self.sql.due_tenants, parameters, reads=True)]
 
     async def claim(self, lanes: Sequence[Lane], *, worker_id: str, lease_ms: int, starting: bool = False) -> Claimed:
         wanted = [lane for lane in lanes if lane.quota > 0]
@@ -159,8 +156,9 @@ class SqlOutbox(OutboxRepository):
         the other tries again with a fresh look."""
         for _ in range(_CLAIM_TRIES):
             try:
-                # On PostgreSQL all lanes are one statement; on SQLite they share a transaction.
-                async with self._database.statement() as connection:
+                if len(statements) == 1:  # on PostgreSQL always
+                    return sorted(map(_to_row, await self._database.fetch(*statements[0])), key=_by_due)
+                async with self._database.statement() as connection:  # on SQLite they share a transaction
                     return await self._claim(connection, statements)
             except LedgerError as error:
                 if not _is_in_flight(error):
@@ -225,15 +223,8 @@ class SqlOutbox(OutboxRepository):
         content: bool = True,
     ) -> dict[str, OutboxRow]:
         parameters = {"rows": _ids(ids), "worker_id": worker_id, "lease_ms": lease_ms}
-        async with self._of_tenant(tenant_id) as connection:
-            rows = await self._rows(connection, self.sql.begin(content=content), parameters)
-        return {row.id: row for row in rows}
-
-    def _of_tenant(self, tenant_id: str | None) -> AbstractAsyncContextManager[AsyncConnection]:
-        """For one statement: without a tenant it is a transaction by itself."""
-        database = self._database
-        is_anyones = tenant_id is None and not database.tenant_required
-        return database.statement() if is_anyones else database.transaction(tenant=tenant_id)
+        found = await self._database.fetch_of(tenant_id, self.sql.begin(content=content), parameters)
+        return {row.id: row for row in map(_to_row, found)}
 
     async def statuses(self, ids: Collection[str], *, tenant_id: str | None = None) -> dict[str, OutboxStatus]:
         wanted = {"rows": _ids(ids)}
@@ -243,8 +234,7 @@ class SqlOutbox(OutboxRepository):
 
     async def extend(self, rows: Collection[OutboxRow], lease_ms: int) -> None:
         batch = encode_rows({"id": row.id, "fence": row.fence} for row in rows)
-        async with self._database.statement() as connection:
-            await connection.execute(prepared(self.sql.extend), {"rows": batch, "lease_ms": lease_ms})
+        await self._database.fetch(self.sql.extend, {"rows": batch, "lease_ms": lease_ms})
 
     # ---- settling -----------------------------------------------------------------------------------------------
 
@@ -265,20 +255,15 @@ class SqlOutbox(OutboxRepository):
         ordered = [each for each in given.values() if each.row.ordering_key is not None]
         statement = self.sql.settle(notify=self._enqueuer.notify, take_next=takes_next)
         is_alone = not self._may_announce(given.values()) and all(each.next_lease_ms for each in ordered)
-        scope = self._of_tenant(tenant_id) if is_alone else self._database.transaction(tenant=tenant_id)
-        async with scope as connection:
-            parameters = {"rows": encode_rows(_outcome_record(settlement) for settlement in given.values())}
-            found = (await connection.execute(prepared(statement), parameters)).all()
-            changed = {
-                row[0]: SettledRow(
-                    row[0], _STATUSES[row[1]], row[2], _to_row(row[4:]) if takes_next and row[4] is not None else None
-                )
-                for row in found
-            }
-            if not is_alone:
+        parameters = {"rows": encode_rows(_outcome_record(settlement) for settlement in given.values())}
+        if not is_alone:
+            async with self._database.transaction(tenant=tenant_id) as connection:
+                changed = _changed((await connection.execute(prepared(statement), parameters)).all())
                 await self._unpark_after(connection, ordered, changed)
                 await self._announce(connection, given, changed)
-        if is_alone and ordered:
+            return changed
+        changed = _changed(await self._database.fetch_of(tenant_id, statement, parameters))
+        if ordered:
             # After the commit: a claim that saw the row before this one in flight has parked its row by now, or waits
             # for us. Should this fail, or should we die before it, the reaper finds what is parked for nothing.
             with contextlib.suppress(DatabaseUnavailable):
@@ -306,7 +291,7 @@ class SqlOutbox(OutboxRepository):
                 for each in wanted:
                     follower = taken.get((each.row.integration_type, each.row.ordering_key))
                     if follower is not None:
-                        changed[each.row.id] = replace(changed[each.row.id], next=follower)
+                        changed[each.row.id] = changed[each.row.id]._replace(next=follower)
             await self._unpark_after(connection, ordered, changed)
             await self._announce(connection, given, changed)
         return changed
@@ -323,7 +308,8 @@ class SqlOutbox(OutboxRepository):
     ) -> None:
         """Let the next of each line go, where it was not taken along: whoever claims must hear of it."""
         if lines := _ended_lines(ordered, changed):
-            result = await connection.execute(prepared(self.sql.unpark_next), {"rows": encode_rows(lines)})
+            statement = self.sql.unpark_next(most=len(lines))
+            result = await connection.execute(prepared(statement), {"rows": encode_rows(lines)})
             if result.rowcount:
                 await self._notify(connection)
 
@@ -353,8 +339,7 @@ class SqlOutbox(OutboxRepository):
             await self._enqueuer.insert_records(connection, records)
 
     async def expired(self, limit: int = 100) -> list[OutboxRow]:
-        async with self._database.statement(reads=True) as connection:
-            return await self._rows(connection, self.sql.expired, {"limit": limit})
+        return list(map(_to_row, await self._database.fetch(self.sql.expired, {"limit": limit}, reads=True)))
 
     async def unpark(self) -> int:
         async with self._database.transaction_without_tenant() as connection:
@@ -413,6 +398,8 @@ class SqlOutbox(OutboxRepository):
         for name, value in equal.items():
             if value is not None:
                 query = query.where(table.c[name] == str(value))
+        if endpoint_id_of(integration_type or "") is not None:
+            query = query.where(sa.text(tables.IS_ENDPOINT))  # has an index of its own
         if since is not None:
             query = query.where(table.c.created_at >= since)
         if before is not None:
@@ -504,7 +491,7 @@ class SqlOutbox(OutboxRepository):
     ) -> list[str]:
         wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
-            originals = await self._rows(connection, self.sql.sent, wanted)
+            originals = await self._rows(connection, self.sql.ended, wanted)
             copies = [_copy(row, label, new_key=new_key) for row in originals]
             added = await self._enqueuer.insert_records(connection, copies) if copies else []
             await self._audit(
@@ -580,6 +567,16 @@ def _to_row(values: Sequence[Any]) -> OutboxRow:
             converted[index] = to_datetime(value)
     converted[_STATUS] = _STATUSES[converted[_STATUS]]
     return OutboxRow._make(converted)
+
+
+def _changed(found: Iterable[Sequence[Any]]) -> dict[str, SettledRow]:
+    """What a settlement of PostgreSQL answers: id, status, attempts, a notification, and a row that was taken along."""
+    return {
+        row[0]: SettledRow(
+            row[0], _STATUSES[row[1]], row[2], _to_row(row[4:]) if len(row) > 4 and row[4] is not None else None
+        )
+        for row in found
+    }
 
 
 def _ended_lines(ordered: Sequence[Settlement], changed: Mapping[str, SettledRow]) -> list[dict[str, Any]]:

@@ -315,8 +315,7 @@ class Released:
 RowOutcome = Sent | Retried | Died | Released
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """A claimed row and what became of it. It is written only if the claim still holds (same fence, still CLAIMED)."""
 
     row: OutboxRow
@@ -326,8 +325,7 @@ class Settlement:
     """Take the next row of the same ordering key for so long, if this one has ended and that is due. 0: leave it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettledRow:
+class SettledRow(NamedTuple):
     """What a settlement did. `status` None: the claim no longer held, and nothing was written."""
 
     id: str

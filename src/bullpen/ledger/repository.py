@@ -121,6 +121,10 @@ class OutboxRepository(ABC):
         (settled,) = await self.settle([Settlement(row, outcome, row.locked_by or "")])
         return settled
 
+    def refused(self, settlement: Settlement) -> SettledRow:
+        """What became of one that the database refuses to write: nothing, and its claim runs out."""
+        return SettledRow(settlement.row.id, None, settlement.row.attempts)
+
     @abstractmethod
     async def expired(self, limit: int = 100) -> list[OutboxRow]:
         """Claims whose lease ran out. They stay CLAIMED; settle them."""

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen.errors import require
 from bullpen.ledger._sql import Sql
-from bullpen.ledger._words import prepared
 from bullpen.ledger.database import Database
+from bullpen.ledger.driver import prepared
 from bullpen.ledger.records import ALL_TYPES, MAX_LENGTHS, TenantLimit, check_text, encode_rows, one_line
 
 _MOST: Final = 1_000_000
@@ -34,8 +34,7 @@ class TenantLimits:
 
     async def list(self) -> list[TenantLimit]:
         """All tenants about which something was decided."""
-        async with self._database.statement(reads=True) as connection:
-            rows = (await connection.execute(prepared(self._sql.tenant_limits))).all()
+        rows = await self._database.fetch(self._sql.tenant_limits, {}, reads=True)
         return [
             TenantLimit(
                 tenant_id=row[0],

@@ -13,8 +13,9 @@ import time
 from typing import Final
 
 from bullpen.ledger import tables
-from bullpen.ledger._words import Words, prepared
+from bullpen.ledger._words import Words
 from bullpen.ledger.database import Database
+from bullpen.ledger.driver import prepared
 
 __all__ = ["Turns"]
 

@@ -16,8 +16,10 @@ import sqlalchemy as sa
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import MissingExtra
-from bullpen.ledger._sql import Sql
+from bullpen.ledger._sql import LINE, Sql
 from bullpen.ledger.database import Database
+
+__all__ = ["LINE", "commits"]
 
 _log = get_logger("bullpen.ledger")
 
@@ -25,8 +27,10 @@ _RECONNECT_S: Final = 1.0
 _SQLITE_POLL_S: Final = 0.05
 
 
-async def commits(database: Database, channel: str | None = None) -> AsyncGenerator[None, None]:
+async def commits(database: Database, channel: str | None = None) -> AsyncGenerator[str, None]:
     """Yields when rows may have come. Never ends by itself; a database that is away is waited for.
+
+    What it yields is empty, or `LINE`; both after each connect.
 
     `channel` is what PostgreSQL listens to, that of the outbox unless given; SQLite tells of every commit.
 
@@ -40,11 +44,11 @@ async def commits(database: Database, channel: str | None = None) -> AsyncGenera
             async with contextlib.aclosing(
                 _postgres(database, channel) if database.is_postgres else _sqlite(database)
             ) as told:
-                async for _ in told:
+                async for what in told:
                     if lost:
                         lost = False
                         _log.warning("%s sends notifications of new rows again", database.address)
-                    yield
+                    yield what
         except (OSError, sa.exc.SQLAlchemyError, _driver_errors()) as error:
             if not lost:
                 lost = True
@@ -54,20 +58,21 @@ async def commits(database: Database, channel: str | None = None) -> AsyncGenera
         await asyncio.sleep(_RECONNECT_S)
 
 
-async def _postgres(database: Database, channel: str) -> AsyncGenerator[None, None]:
+async def _postgres(database: Database, channel: str) -> AsyncGenerator[str, None]:
     import psycopg
 
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
     connection = await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=5)
     async with connection:
         await connection.execute(f"LISTEN {channel}".encode())
-        yield
+        yield ""
+        yield LINE
         async with contextlib.aclosing(connection.notifies()) as notifications:
-            async for _ in notifications:
-                yield
+            async for notification in notifications:
+                yield notification.payload
 
 
-async def _sqlite(database: Database) -> AsyncGenerator[None, None]:
+async def _sqlite(database: Database) -> AsyncGenerator[str, None]:
     # Kept for as long as we listen, since SQLite counts the commits of others. Reading the number needs no transaction.
     async with database.engine.connect() as pooled:
         connection = await pooled.get_raw_connection()
@@ -78,7 +83,7 @@ async def _sqlite(database: Database) -> AsyncGenerator[None, None]:
             ((version,),) = await driver.execute_fetchall("PRAGMA data_version")
             if version != seen:
                 seen = version
-                yield
+                yield ""
             await asyncio.sleep(_SQLITE_POLL_S)
 
 

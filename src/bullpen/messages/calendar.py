@@ -355,7 +355,7 @@ def lint(
         reason = (
             f"{asked:%H:%M} does not exist in {zone.key} on {asked:%Y-%m-%d}; it leaves at {found.local:%Y-%m-%d %H:%M}"
             if found.kind == "gap"
-            else f"{asked:%H:%M} comes twice in {zone.key} on {asked:%Y-%m-%d}; it leaves at {found.due_at:%H:%M} UTC"
+            else f"{asked:%H:%M} occurs twice in {zone.key} on {asked:%Y-%m-%d}; it leaves at {found.due_at:%H:%M} UTC"
         )
         yield Finding(who, occasion, asked, found, reason)
 

@@ -64,6 +64,17 @@ class ChannelRoute:
             check_int("timeout_ms", self.timeout_ms, minimum=1)
 
     @property
+    def rule(self) -> WhenUnknown:
+        """`after_crash` as channels say it: a key that the provider knows makes sending again harmless."""
+        match self.after_crash:
+            case "same_key" | "resend":
+                return WhenUnknown.RESEND
+            case "look_up":
+                return WhenUnknown.LOOK_UP
+            case "park":
+                return WhenUnknown.PARK
+
+    @property
     def limit_ms(self) -> int:
         return self.timeout_ms or USUAL_LIMIT_MS
 

@@ -1,1 +1,1 @@
-"""What operators look at: metrics, health, logs, dead letters of all parts, and a doctor."""
+"""For operators: metrics, health, logs, dead letters of all parts, and a doctor."""

@@ -39,7 +39,7 @@ class AuditRecord:
     tenant_id: str | None
     detail: Any
     login: str | None = None
-    """Who was logged in, by PostgreSQL's own word; `actor` is whom that login named, and can be wrong."""
+    """The login that PostgreSQL reports; `actor` is the name that this login gave, and can be wrong."""
 
 
 class Trail(Protocol):
@@ -160,7 +160,7 @@ class Actions:
     async def do(
         self, name: str, queue: str, subject: str = "", *, reason: str = "", **parameters: str | int | bool | None
     ) -> str:
-        """Write it down, do it, and return what was done in words.
+        """Audit it, do it, and return a sentence about the result.
 
         Raises what the queue raises: JobNotFound, JobStateConflict, SchedulerNotFound; InvalidOption for a parameter.
         """

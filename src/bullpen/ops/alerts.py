@@ -1,11 +1,11 @@
-"""Tell people through our own channels what does not go on by itself, once per incident, and when it is over.
+"""Send alerts when work is stuck: once per incident, and once when it is over, through the app's own channels.
 
-    look (queues, ledger) ──▶ judge (pure) ──▶ incidents and messages, one transaction ──▶ the outbox delivers
+    check (queues, ledger) ──▶ judge (pure) ──▶ incidents and messages, one transaction ──▶ the outbox delivers
 
-In: who looks, where the incidents are, and the targets. Out: rows of the outbox, so that an alert is as durable as any
-message. Any number of processes may watch: they take turns. What dying means: before the transaction nothing has
-happened and the next turn sees the same signs; after it the row is there and somebody delivers it.
-Elsewhere: what is checked (`symptoms`), when it is reported (`incidents`), the channels (`bullpen.plugins.channels`).
+In: the checks, where the incidents are stored, and the targets. Out: rows of the outbox, so that an alert is as durable
+as any message. Any number of processes may watch: they take turns. What dying means: before the transaction nothing has
+happened and the next turn sees the same symptoms; after it the row is stored and will be delivered. Elsewhere: what is
+checked (`symptoms`), when it is reported (`incidents`), the channels (`bullpen.plugins.channels`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WORDS: Final = {IncidentChange.OPEN: "", IncidentChange.REPEATED: "still: ", In
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where alerts go: an integration type that a route serves, and whom it reaches there."""
+    """Where alerts go: an integration type that a route serves, and its recipients."""
 
     integration_type: str
     to: str | None = None
@@ -50,14 +50,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look found. Only what could be read can be over."""
+    """What one check found. Only an incident whose source could be read can be over."""
 
     signs: Sequence[Symptom]
     readable: frozenset[Source]
 
 
 class Watcher:
-    """Looks, and stores what is to be told."""
+    """Checks, and stores what is to be reported."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class Watcher:
         self._telling, self._every_ms, self._label = telling or AlertTiming(), every_ms, label
 
     def add_target(self, target: Target) -> None:
-        """One more place to tell."""
+        """Add a target."""
         self._targets.append(target)
 
     async def watch(self) -> IncidentVerdict | None:
-        """One look, if it is our turn. Returns what was written."""
+        """One check, if it is our turn. Returns what was written."""
         # Less than the interval: tickers of several processes drift, and a turn that is missed by a hair waits twice.
         turn = await self._ledger.incidents.take_turn(int(self._every_ms * 0.8))
         if turn is None:
@@ -152,7 +152,7 @@ class Watcher:
         """One message per rule and kind of news: a server that restarts must not send two hundred text messages."""
         items = []
         for (rule, what), incidents in news.items():
-            told = self._told(rule, what, sorted(incidents, key=lambda incident: incident.subject))
+            told = self._alert_payload(rule, what, sorted(incidents, key=lambda incident: incident.subject))
             items += [self._item(target, told, rule, f"{turn}/{what}") for target in self._targets]
         return items
 
@@ -167,7 +167,7 @@ class Watcher:
             ordering_key=rule,  # nobody reads that it is over before reading that it began
         )
 
-    def _told(self, rule: str, what: IncidentChange, incidents: Sequence[Incident]) -> dict[str, Any]:
+    def _alert_payload(self, rule: str, what: IncidentChange, incidents: Sequence[Incident]) -> dict[str, Any]:
         named = incidents[:_MOST_NAMED]
         lines = [f"{each.subject}: {each.message}" for each in named]
         if more := len(incidents) - len(named):

@@ -2,9 +2,9 @@
 
 In: stores that share one port. Out: their letters found by what is asked, grouped by what went wrong, sent back as they
 are or with another payload, or thrown away, one by one or many at a chosen rate. A console for a tenant sees and
-touches the letters of that tenant only. Who did what is logged, and told to `audit` first where there is a table for
-it: what cannot be written down is not done.
-Elsewhere: the stores (`bullpen.queue`, `bullpen.plugins.transports`, `bullpen.outbox`), the commands (`bullpen.cli`).
+changes the dead letters of that tenant only. Who did what is logged, and told to `audit` first where there is a table
+for it: what cannot be written down is not done. Elsewhere: the stores (`bullpen.queue`, `bullpen.plugins.transports`,
+`bullpen.outbox`), the commands (`bullpen.cli`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_DETAIL: Final[Mapping[str, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A letter and the store that holds it."""
+    """A dead letter and the store that holds it."""
 
     store: str
     letter: DeadLetter
@@ -98,7 +98,7 @@ class DeadLetterConsole:
         return counts
 
     async def find(self, where: DeadLetterFilter = ANY, *, store: str | None = None) -> AsyncIterator[Found]:
-        """The letters that fit, store by store, newest first, read in pages."""
+        """The matching dead letters, store by store, newest first, read in pages."""
         for name, each in self._in(store).items():
             after: str | None = None
             while True:
@@ -112,11 +112,11 @@ class DeadLetterConsole:
     async def page(
         self, store: str, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 50
     ) -> LetterPage:
-        """Letters of one store, newest first; `after` is the `next` of the page before."""
+        """Dead letters of one store, newest first; `after` is the `next` of the page before."""
         return await self._store(store).page(self._mine(where), after=after, limit=limit)
 
     async def groups(self, *, store: str | None = None, limit: int = 200) -> list[DeadLetterGroup]:
-        """What goes wrong, the most frequent first. Stores that keep counters read no letters for it."""
+        """Dead letters by cause, the most frequent first. Stores with counters do not read the letters for it."""
         found = [
             group
             for each in self._in(store).values()
@@ -125,7 +125,7 @@ class DeadLetterConsole:
         return sorted(found, key=lambda group: (-group.count, group.store, group.fingerprint))[:limit]
 
     async def get(self, store: str, entry_id: str) -> Found:
-        """One letter; raises DeadLetterNotFound, also for another tenant's."""
+        """One dead letter; raises DeadLetterNotFound, also for one of another tenant."""
         letter = await self._store(store).get(entry_id)
         if letter is None or not self._may_see(letter):
             raise DeadLetterNotFound(store, entry_id)
@@ -139,7 +139,7 @@ class DeadLetterConsole:
         if not is_noted:
             await self._write_down("redrive", store, found.letter, by)
         identity = await self._store(store).redrive(entry_id, by=by)
-        self._tell("redrive", found, by)
+        self._log_progress("redrive", found, by)
         return identity
 
     async def get_editable(self, store: str, entry_id: str) -> Found:
@@ -152,7 +152,7 @@ class DeadLetterConsole:
     async def edit(
         self, store: str, entry_id: str, *, data: Any = KEEP, merge: Any = KEEP, why: str = ""
     ) -> tuple[Found, Edit]:
-        """What would be sent: the letter as it is, and the edit of its payload. Changes nothing; for a preview.
+        """What would be sent: the stored dead letter and the edit of its payload. Changes nothing; for a preview.
 
         `data` is the whole new payload, `merge` a JSON merge patch (null removes a member). Raises InvalidOption for an
         edit that changes nothing or whose work it is, DeadLetterNotEditable for a store that takes none.
@@ -172,7 +172,7 @@ class DeadLetterConsole:
         make_edit(found.letter.data, data=edit.data, tenant_id=found.letter.tenant_id)
         await self._write_down("edit", store, found.letter, _actor(by), edit.note())
         identity = await target.redrive_edited(entry_id, edit, by=by)
-        self._tell(f"edit ({edit.before} to {edit.after})", found, by)
+        self._log_progress(f"edit ({edit.before} to {edit.after})", found, by)
         return identity
 
     async def discard(self, store: str, entry_id: str, *, by: str, is_noted: bool = False) -> None:
@@ -183,7 +183,7 @@ class DeadLetterConsole:
             await self._write_down("discard", store, found.letter, by)
         if not await self._store(store).discard(entry_id, by=by):
             raise DeadLetterNotFound(store, entry_id)
-        self._tell("discard", found, by)
+        self._log_progress("discard", found, by)
 
     async def redrive_many(
         self,
@@ -302,7 +302,7 @@ class DeadLetterConsole:
             raise InvalidOption("store", f"one of {known}", name) from None
 
     def _in(self, store: str | None) -> Mapping[str, DeadLetterStore]:
-        """All stores, or this one; a name that is wrong finds nothing, which would look like good news."""
+        """All stores, or this one. Raises for an unknown name: an empty answer would look like good news."""
         return self._stores if store is None else {store: self._store(store)}
 
     def _mine(self, where: DeadLetterFilter) -> DeadLetterFilter:
@@ -329,7 +329,7 @@ class DeadLetterConsole:
         if self._audit is not None:
             await self._audit(action, store, letter, by, detail)
 
-    def _tell(self, action: str, found: Found, by: str) -> None:
+    def _log_progress(self, action: str, found: Found, by: str) -> None:
         logger.warning(
             "dead letter %s of %s: %s by %s",
             *(found.letter.id, found.store, action, by),

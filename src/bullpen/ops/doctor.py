@@ -172,11 +172,11 @@ _LATE_WAKEUPS: Final = {
     "dispatcher": ("row was", "rows were", "of the dispatcher", _UNANNOUNCED.format("rows")),
     "projector": ("event was", "events were", "of the projector", _UNANNOUNCED.format("events")),
 }
-"""By the loop that waited: what was found, by whom, and what to look for."""
+"""By the waiting loop: what was found, by which component, and the likely cause."""
 
 
 def _late(subject: str, where: str, count: int, last_at: datetime) -> Advice:
-    """Work that nobody announced: it came late, by as much as the poll's interval."""
+    """Work without a notification: it was late by up to the poll interval."""
     one, many, by, culprit = _LATE_WAKEUPS[where]
     text = f"{count} {one if count == 1 else many} found only by a fallback poll {by}".rstrip()
     text += f", the last at {last_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -202,7 +202,7 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
     counts, workers = await queue.counts(), await queue.workers()
     waiting = counts.waiting + counts.prioritized
     if workers is None:
-        text = "the server does not let us list connections (CLIENT LIST)"
+        text = "the server refuses CLIENT LIST, so workers cannot be counted"
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
     elif not workers and queue.name in ANNOUNCEMENTS:
         text = f"no worker is connected: it has {_count(waiting, 'announcement')} of dead rows, for your own consumer"
@@ -275,7 +275,7 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
 
 
 async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    """What stays of finished jobs, and where that is more than anybody looks at."""
+    """How many finished jobs are kept, and where that is more than useful."""
     counts = await queue.counts()
     completed, failed = DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED
     assert completed.age_s is not None
@@ -330,10 +330,14 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
     for where, text in (await late_wakeups_in(ledger)).items():
         if where in _LATE_WAKEUPS and (note := read_note(text)) is not None:
             yield _late(subject, where, *note)
+    from bullpen.ledger.endpoint_records import type_label
+
     waiting: Counter[str] = Counter()
     for name, status, count, _ in await ledger.outbox.stats():
         waiting[name] += count if status in _WAITING else 0
     for name, destination in (await ledger.destinations.troubled()).items():
+        if type_label(name) != name:
+            continue  # a customer's: `bullpen endpoints list` has them
         if destination.state == "disabled":
             text = f"it is disabled; {_count(waiting[name], 'row')} to deliver"
             fix = command_line("outbox destinations enable", name)
@@ -344,8 +348,12 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
             fix += "bullpen outbox destinations list shows when it is tried again"
         yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)
     for sign in await ledger_symptoms(ledger, _LIMITS):
-        level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events") else Level.BROKEN
-        about = subject if sign.subject in ("outbox", "messages", "runs", "projector") else f"{subject} {sign.subject}"
+        level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events", "endpoints_off") else Level.BROKEN
+        about = (
+            subject
+            if sign.subject in ("outbox", "messages", "runs", "projector", "endpoints")
+            else f"{subject} {sign.subject}"
+        )
         yield _advice(sign, about, level)
 
 

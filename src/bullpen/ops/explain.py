@@ -52,7 +52,7 @@ class JobFacts:
     record: JobRecord | None = None
     is_paused: bool = False
     lock_ms: int | None = None
-    """For how long the lock still holds; None: nobody holds it."""
+    """Time until the lock expires; None: the job is not locked."""
     due_ms: int | None = None
     started_in_window: int = 0
     window_ms: int = 0

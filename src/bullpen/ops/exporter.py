@@ -1,7 +1,7 @@
-"""The numbers of everything that a server and a ledger hold, from a process that is no worker.
+"""Metrics of everything in a server and a ledger, from a process that is not a worker.
 
 The series of a worker end with it, just when they are needed; these stay. In: a connection, a ledger. Out: plain
-records: gauges, read when somebody asks. Each source says whether it answered; one that did not is left out, not shown
+records: gauges, read on request. Each source says whether it answered; one that did not is left out, not shown
 as empty. What costs more than a moment (finding queues, counting whole tables) takes at most a twentieth of the time.
 Elsewhere: what a process counts of its own work (`metrics`), serving (`bullpen.http.ops`), the rules that read these
 numbers (`deploy/alerts.yml`).
@@ -19,7 +19,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
 from bullpen.ops.overview import Overview, QueueSnapshot
-from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX
+from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX, SWITCHED_OFF_MS
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.redis import Connection
 
@@ -92,7 +92,7 @@ class Exporter:
 
 
 class ServerSource:
-    """All queues under a prefix, whoever wrote them."""
+    """All queues under a prefix, of all clients."""
 
     name = "redis"
 
@@ -127,6 +127,9 @@ def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
     workers: list[Sample] = []
     paused: list[Sample] = []
     unreadable: list[Sample] = []
+    cancelled: list[Sample] = []
+    held: list[Sample] = []
+    holding: list[Sample] = []
     for look in looks:
         labels = {"queue": look.queue}
         unreadable.append(Sample(labels, float(look.problem is not None)))
@@ -140,6 +143,9 @@ def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
         ages.append(Sample(labels, 0.0 if is_unread else (look.oldest_ms or 0) / 1000))
         letters.append(Sample(labels, look.dead_letters))
         paused.append(Sample(labels, float(look.paused)))
+        cancelled.append(Sample(labels, look.cancelled))
+        held.append(Sample(labels, look.jobs_held))
+        holding.append(Sample(labels, look.lanes_held))
         if look.workers is not None and not is_unread:
             workers.append(Sample(labels, look.workers))
     return [
@@ -153,6 +159,16 @@ def _queue_metrics(looks: Iterable[QueueSnapshot]) -> list[Metric]:
             "gauge",
             "Connected workers of any client, if the server allows CLIENT LIST.",
             workers,
+        ),
+        Metric(
+            "bullpen_queue_jobs_cancelled_total", "counter", "Jobs that were cancelled before they began.", cancelled
+        ),
+        Metric("bullpen_queue_lanes_holding", "gauge", "Lanes whose limits hold jobs back.", holding),
+        Metric(
+            "bullpen_queue_jobs_held",
+            "gauge",
+            "Delayed jobs that limits of lanes hold back; of the first 100 lanes.",
+            held,
         ),
         Metric("bullpen_queue_paused", "gauge", "1 if the queue is paused, else 0.", paused),
         Metric("bullpen_queue_unreadable", "gauge", "1 if the queue could not be read, else 0.", unreadable),
@@ -192,25 +208,36 @@ class LedgerSource:
         return found
 
     async def aclose(self) -> None:
-        """Nothing runs between two looks, and the ledger belongs to whoever gave it."""
+        """Nothing runs between two readings, and the caller closes the ledger."""
 
     async def _outbox(self) -> list[Metric]:
         from bullpen.ledger import OutboxStatus
+        from bullpen.ledger.endpoint_records import ENDPOINT_TYPES, type_label
 
         now = await self._messages.now()
         troubled = await self._ledger.destinations.troubled()
-        off = {name for name, each in troubled.items() if each.state == "disabled"}
-        broken = troubled.keys() - off
+        # What a customer's endpoint does not take is no fault of the service's: its rows count, and alarm nobody.
+        theirs = {name for name in troubled if type_label(name) != name}
+        off = {name for name, each in troubled.items() if each.state == "disabled"} - theirs
+        broken = troubled.keys() - off - theirs
         stats = await self._ledger.outbox.stats()
         waits = (OutboxStatus.PENDING, OutboxStatus.FAILED)
         kept = [status for status in OutboxStatus if status is not OutboxStatus.SENT]
-        counts: dict[tuple[str, OutboxStatus], int] = {(name, status): 0 for name, *_ in stats for status in kept}
-        ages = {name: 0.0 for name, *_ in stats}
+        labels = {type_label(name) for name, *_ in stats}
+        counts: dict[tuple[str, OutboxStatus], int] = {(label, status): 0 for label in labels for status in kept}
+        ages = dict.fromkeys(labels, 0.0)
         for name, status, count, due in stats:
-            counts[name, status] = count
-            if status in waits and name not in off:
-                ages[name] = max(ages[name], (now - due) / _S)
-        dead = sum(count for (_, status), count in counts.items() if status is OutboxStatus.DEAD)
+            label = type_label(name)
+            counts[label, status] += count
+            if status in waits and name not in off | theirs:
+                ages[label] = max(ages[label], (now - due) / _S)
+        dead = sum(
+            count
+            for (label, status), count in counts.items()
+            if status is OutboxStatus.DEAD and label != ENDPOINT_TYPES
+        )
+        endpoints = await self._ledger.endpoints.counts()
+        gone = await self._ledger.endpoints.switched_off(within_ms=SWITCHED_OFF_MS)
         expired = await self._ledger.outbox.expired(_MOST_ROWS)
         rows = [
             Sample({"integration_type": name, "status": status.value.lower()}, count)
@@ -237,7 +264,24 @@ class LedgerSource:
                 [Sample({"integration_type": name}, float(name in off)) for name in sorted({*ages, *off})],
             ),
             # Without a label, so that it is there before the first row is.
-            Metric("bullpen_outbox_dead_rows", "gauge", "Rows that failed finally.", [Sample({}, dead)]),
+            Metric(
+                "bullpen_outbox_dead_rows",
+                "gauge",
+                "Rows that failed finally, without those of endpoints.",
+                [Sample({}, dead)],
+            ),
+            Metric(
+                "bullpen_endpoints",
+                "gauge",
+                "Endpoints of tenants by state.",
+                [Sample({"state": state.value}, count) for state, count in endpoints.items()],
+            ),
+            Metric(
+                "bullpen_endpoints_switched_off",
+                "gauge",
+                "Endpoints that were switched off by themselves within a day, at most 100.",
+                [Sample({}, len(gone))],
+            ),
             Metric(
                 "bullpen_outbox_expired_claims",
                 "gauge",
@@ -289,7 +333,7 @@ class LedgerSource:
 
 
 class _Rarely(Generic[T]):
-    """An answer that is asked for anew after twenty times the time that it took."""
+    """An answer that is refreshed after twenty times the time that it took."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask

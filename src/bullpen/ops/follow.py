@@ -1,9 +1,9 @@
 """Follow what happens in queues: events with the names of their jobs, filtered, from now or from an earlier instant.
 
-In: queues and what is wanted of them. Out: an async iterator that goes on over restarts of the server, and says where
-events are missing; the outcome of jobs somebody waits for; the lines of a job's log as they are written. Names are not
-part of events, so they are looked up page by page and remembered. Elsewhere: the stream itself
-(`bullpen.queue.events`), how it is shown (`bullpen.cli.follow`).
+In: queues and what is wanted of them. Out: an async iterator that continues over restarts of the server and reports
+where events are missing; the outcome of awaited jobs; the lines of a job's log as they are written. Names are not part
+of events, so they are looked up page by page and remembered. Elsewhere: the stream itself (`bullpen.queue.events`), how
+it is shown (`bullpen.cli.follow`).
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ class _Stream:
             for event in events
             if (not wanted.events or event.event in wanted.events) and (not wanted.jobs or event.job_id in wanted.jobs)
         ]
-        await self._look_up(event.job_id for event in events)
+        await self._fetch(event.job_id for event in events)
         found = [Happening(self.name, event, self._names.get(event.job_id or "")) for event in events]
         if wanted.names:
             found = [happening for happening in found if happening.name in wanted.names]
         return [Happening(self.name, None), *found] if lost else found
 
-    async def _look_up(self, ids: Iterable[str | None]) -> None:
+    async def _fetch(self, ids: Iterable[str | None]) -> None:
         unknown = [job_id for job_id in dict.fromkeys(ids) if job_id is not None and job_id not in self._names]
         if not unknown:
             return
@@ -180,7 +180,7 @@ class Outcome:
 
 
 class Waited:
-    """Jobs that somebody waits for, told of by events and, where events may be missing, by what is stored."""
+    """Awaited jobs, followed by events and, where events may be missing, by their stored state."""
 
     def __init__(self, queue: Queue, ids: Iterable[str]) -> None:
         self._queue = queue
@@ -196,7 +196,7 @@ class Waited:
             self._end(event.job_id, False, "it was removed")
 
     async def ask(self) -> dict[str, Outcome]:
-        """Look at what is stored: once when following has begun, and whenever events were lost. Returns what is new.
+        """Read the stored state: once after the start, and whenever events were lost. Returns what is new.
 
         Raises JobNotFound for a job that is gone without a trace.
         """
@@ -204,14 +204,14 @@ class Waited:
         for job_id in asked:
             job = await self._queue.get_job(job_id)
             if job is None:
-                await self._look_for_trace(job_id)
+                await self._find_trace(job_id)
             elif (state := await job.state()) is JobState.COMPLETED:
                 self._end(job_id, True, job.return_value)
             elif state is JobState.FAILED:
                 self._end(job_id, False, job.failed_reason)
         return {job_id: self.outcomes[job_id] for job_id in asked if job_id in self.outcomes}
 
-    async def _look_for_trace(self, job_id: str) -> None:
+    async def _find_trace(self, job_id: str) -> None:
         """A job that removes itself when it ends leaves its last event."""
         keys = self._queue.keys
         door = self._queue.connection.shared_door(keys.base)
@@ -239,7 +239,7 @@ async def follow_logs(
 ) -> AsyncIterator[str]:
     """The lines of a job's log, those that are there and those that come, until the job has ended.
 
-    Nothing tells when a line is written, so it is looked twice a second; a look costs one constant read while nothing
+    No event reports a new line, so it polls twice a second; a poll costs one constant read while nothing
     new is there. Raises JobNotFound when there is no such job, or it is removed meanwhile.
     """
     keys = queue.keys

@@ -1,9 +1,9 @@
 """Is this process alive, and can it do its work? Answers with reasons, and changes nothing.
 
 In: named checks, each a coroutine that returns None when all is well, or the reason why not. Out: a report that never
-raises: a check that fails or takes too long is a reason too. `live` is false only for what a restart would mend (a hung
-worker), `ready` also while a server is away. What this process does not need is not asked. Elsewhere: the HTTP page
-(`bullpen.http.ops`), which checks an app has (`bullpen.app`).
+raises: a check that fails or takes too long is a reason too. `live` is false only for what a restart would repair (a
+hung worker), `ready` also while a server is unreachable. What this process does not need is not asked. Elsewhere: the
+HTTP page (`bullpen.http.ops`), which checks an app has (`bullpen.app`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Health:
         self._checks[name] = _Named(check, vital, needed)
 
     async def report(self, *, vital_only: bool = False) -> HealthReport:
-        """All checks now, at the same time; or only the vital ones, which ask nobody outside of this process."""
+        """All checks now, at the same time; or only the vital ones, which stay inside this process."""
         asked = {name: each for name, each in self._checks.items() if each.needed() and (each.vital or not vital_only)}
         reasons = await asyncio.gather(*(self._ask(each.check) for each in asked.values()))
         answers = dict(zip(asked, reasons, strict=True))

@@ -1,7 +1,7 @@
 """One reader for many viewers: snapshots of all queues, and news of single ones.
 
 In: a connection and a prefix. Out: the newest snapshot of all queues, taken at most once a second however many ask; and
-subscriptions that are notified when something changed. A queue is read once while anybody watches it; when nobody
+subscriptions that are notified when something changed. A queue is read once for all its viewers; when nobody
 does, the server gets no command. A slow viewer gets the newest state and no backlog: a subscription holds one number.
 Elsewhere: the snapshot itself (`overview`), how it reaches a browser (`bullpen.dashboard`).
 """
@@ -29,7 +29,7 @@ __all__ = ["ALL_QUEUES", "Hub", "Sampler", "TopicSubscription"]
 logger = get_logger("bullpen.hub")
 
 ALL_QUEUES: Final = ""
-"""The topic of whoever watches all queues; any other topic is the name of one."""
+"""The topic of all queues; any other topic is the name of one queue."""
 _FRESH_S: Final = 1.0
 _FIRST_SEARCH_S: Final = 2.0
 _SAMPLE_EVERY_S: Final = 1.0
@@ -59,7 +59,7 @@ class Sampler:
         return self._overview.is_complete
 
     async def snapshot(self) -> Snapshot:
-        """The newest one, at most a second old. Raises ConnectionLost while the server is away."""
+        """The newest one, at most a second old. Raises ConnectionLost while the server is unreachable."""
         task = self._taking
         if task is None or (task.done() and (time.monotonic() >= self._fresh_until or _has_failed(task))):
             task = self._taking = asyncio.create_task(self._take(), name="bullpen snapshot")
@@ -67,7 +67,7 @@ class Sampler:
         return await asyncio.shield(task)  # who goes away takes nobody along
 
     def forget(self) -> None:
-        """Something was changed here: the next one is taken anew."""
+        """Something was changed here: the next snapshot is taken again."""
         self._fresh_until = 0.0
 
     @property
@@ -157,7 +157,7 @@ class Hub:
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """Topics that somebody watches."""
+        """Topics with viewers."""
         return tuple(self._topics)
 
     @asynccontextmanager
@@ -198,7 +198,7 @@ class Hub:
                 is_away = False
 
     async def _follow(self, name: str, topic: _Topic) -> None:
-        """Look at the end of one queue's events until the server goes away: a few times a second, however many come."""
+        """Watch one queue's events until the connection is lost: a few changes a second, however many events come."""
         async with QueueActivity(name, self._connection, self._prefix) as news:
             topic.bump()  # what happened before the position was fixed
             while True:
@@ -207,7 +207,7 @@ class Hub:
                 await asyncio.sleep(_LEAST_BETWEEN_S)
 
     async def _sample(self, _name: str, topic: _Topic) -> None:
-        """Look at all queues every second."""
+        """Read all queues every second."""
         before: object = None
         while True:
             picture = await self._sampler.snapshot()

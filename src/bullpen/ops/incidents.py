@@ -1,9 +1,9 @@
-"""When a sign becomes an incident, when somebody is told, and when it is over. No input or output here.
+"""When a symptom becomes an incident, when it is reported, and when it is over. No input or output here.
 
-In: an incident as it is known, the sign of now, and the rules of telling. Out: the incident as it is to be stored, and
-what is to be told. An incident is told once when it begins, again when it lasts or grows, and once when it is over; one
-that comes and goes within `resolve_after_ms` is one incident, not many.
-Elsewhere: checking (`symptoms`), storing and sending (`alerts`).
+In: the stored incident, the current symptom, and the rules of reporting. Out: the incident as it is to be stored, and
+what is to be reported. An incident is reported once when it starts, again when it lasts or grows, and once when it is
+over; one that comes and goes within `resolve_after_ms` is one incident, not many. Elsewhere: checking (`symptoms`),
+storing and sending (`alerts`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["IncidentChange", "Judged", "judge"]
 
 
 class IncidentChange(StrEnum):
-    """What is told of an incident."""
+    """The change of an incident that is reported."""
 
     OPEN = "open"
     REPEATED = "repeated"
@@ -29,18 +29,18 @@ class IncidentChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of one incident. Both None: it was nothing, and is forgotten."""
+    """The next state of one incident. Both None: there was none, and it is deleted."""
 
     incident: Incident | None
     news: IncidentChange | None = None
 
 
-_GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events"})
+_GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events", "endpoints_off"})
 _HELD = frozenset({"redis_down"})
 
 
 def judge(known: Incident | None, sign: Symptom | None, now: datetime, telling: AlertTiming) -> Judged:
-    """What one look means for one incident."""
+    """What one check means for one incident."""
     is_open = known is not None and known.resolved_at is None
     if known is None or not is_open:
         return Judged(known) if sign is None else _begin(sign, 1 if known is None else known.number + 1, now, telling)
@@ -49,10 +49,10 @@ def judge(known: Incident | None, sign: Symptom | None, now: datetime, telling: 
     seen = replace(known, seen_at=now, value=sign.value, message=sign.message, fix=sign.fix)
     if known.told_at is None:
         is_due = now - known.opened_at >= _ms(telling.hold_ms)
-        return _tell(seen, IncidentChange.OPEN, now) if is_due else Judged(seen)
+        return _report(seen, IncidentChange.OPEN, now) if is_due else Judged(seen)
     has_grown = sign.rule in _GROWING and sign.value >= (known.told_value or 0) + telling.growth
     if has_grown or now - known.told_at >= _ms(telling.repeat_ms):
-        return _tell(seen, IncidentChange.REPEATED, now)
+        return _report(seen, IncidentChange.REPEATED, now)
     return Judged(seen)
 
 
@@ -71,7 +71,7 @@ def _begin(sign: Symptom, number: int, now: datetime, telling: AlertTiming) -> J
         fix=sign.fix,
     )
     is_held = sign.rule in _HELD and telling.hold_ms > 0
-    return Judged(made) if is_held else _tell(made, IncidentChange.OPEN, now)
+    return Judged(made) if is_held else _report(made, IncidentChange.OPEN, now)
 
 
 def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
@@ -79,10 +79,10 @@ def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
         return Judged(None)
     if now - known.seen_at < _ms(telling.resolve_after_ms):
         return Judged(known)
-    return _tell(replace(known, resolved_at=now), IncidentChange.RESOLVED, now)
+    return _report(replace(known, resolved_at=now), IncidentChange.RESOLVED, now)
 
 
-def _tell(incident: Incident, news: IncidentChange, now: datetime) -> Judged:
+def _report(incident: Incident, news: IncidentChange, now: datetime) -> Judged:
     return Judged(replace(incident, told_at=now, told_value=incident.value), news)
 
 

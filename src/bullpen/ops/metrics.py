@@ -1,6 +1,6 @@
 """The numbers of queues and workers.
 
-Counters and histograms tell what this process did, from its telemetry; gauges are read from the server when somebody
+Counters and histograms show what this process did, from its telemetry; gauges are read from the server when somebody
 asks. A dead-letter queue has no worker, so its depth is what waits in it. In: telemetry, and the queues of an app. Out:
 plain records. Elsewhere: the numbers of the outbox and of messages, which their own parts count; the text format
 (`exposition`).
@@ -71,7 +71,7 @@ _NAMED: Final = {
 }
 _MOST_REMEMBERED: Final = 100_000
 MOST_NAMES: Final = 50
-"""Names of jobs that are counted by themselves, per queue: whoever puts an id into the name must not fill a
+"""Names of jobs with counters of their own, per queue: ids inside names must not fill a
 Prometheus."""
 OTHER_NAMES: Final = "other"
 
@@ -122,10 +122,13 @@ class WorkerMetrics:
                 "bullpen_worker_utilisation",
                 "gauge",
                 "Share of the worker's slots that are taken, 0 to 1.",
-                [
-                    Sample({"queue": worker.queue_name}, worker.running / worker.options.concurrency)
-                    for worker in workers
-                ],
+                [Sample({"queue": worker.queue_name}, worker.utilisation) for worker in workers],
+            ),
+            Metric(
+                "bullpen_worker_concurrency",
+                "gauge",
+                'Jobs, or batches, that the worker runs at the same time at most; changes with concurrency="auto".',
+                [Sample({"queue": worker.queue_name}, worker.concurrency) for worker in workers],
             ),
             Metric(
                 "bullpen_worker_alive",

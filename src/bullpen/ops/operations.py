@@ -1,9 +1,9 @@
 """Bulk actions as durable work: stored as jobs of a queue of their own, rate-limited, resumable, cancellable.
 
-In: what shall happen to which objects, decided when it was confirmed, and who asked. Out: jobs whose progress tells how
-far it is. A process that dies leaves its operation in line: the next one goes on with what is left. Only what fitted at
-the moment of confirmation is touched, so a job that fails again is not sent twice.
-Elsewhere: single actions (`actions`), the dead letters of everything (`dead_letters`).
+In: the action, its objects as selected at the confirmation, and the actor. Out: jobs whose progress shows how
+far it is. When a process dies, its operation stays queued: the next process continues with the rest. Only what fitted
+at the moment of confirmation is touched, so a job that fails again is not sent twice. Elsewhere: single actions
+(`actions`), the dead letters of everything (`dead_letters`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VERBS: Final = {"retry": "Retry", "promote": "Run now", "remove": "Remove", "pa
 _LABELS: Final = {"waiting": "ready", "waiting-children": "blocked", "completed": "done"}
 _KEEP: Final = 1_000
 _LOOK_EVERY_S: Final = 30.0
-"""How soon an operation goes on whose process died while others run."""
+"""How soon another process continues an operation whose process died."""
 
 
 class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
@@ -66,7 +66,7 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     text: str = ""
     """With `matching`: in their id, data or error."""
     attempts: int = 0
-    """With `matching`: made so many or more."""
+    """With `matching`: at least this many attempts."""
     since: str = ""
     """Only what was added, or ended, then or later; ISO 8601."""
     store: str = ""
@@ -83,9 +83,9 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     """How many fitted when it was confirmed."""
     most: int = 0
     rate: float = 0.0
-    """At most so many a second; 0: as fast as it goes."""
+    """Limit per second; 0: no limit."""
     stop: bool = False
-    """Somebody wants it to end."""
+    """Its end was requested."""
 
     @property
     def is_filtered(self) -> bool:
@@ -145,7 +145,7 @@ class OperationView(msgspec.Struct, rename="camel", frozen=True):
     link: tuple[str, ...] = ()
     """The page of that, as parts of an address."""
     rate: float = 0.0
-    """At most so many a second; 0: as fast as it goes."""
+    """Limit per second; 0: no limit."""
 
     @property
     def is_open(self) -> bool:
@@ -194,7 +194,7 @@ class Operations:
         return job.id
 
     def start(self) -> None:
-        """From now on this process runs what is stored, whoever stored it. Safe to call twice."""
+        """From now on this process runs the stored operations of all processes. Safe to call twice."""
         if self._watching is None and not self._is_closed:
             self._watching = asyncio.create_task(self._watch(), name="bullpen operations watch")
 
@@ -424,7 +424,7 @@ class _OperationProgress:
             self.skipped += 1
 
     async def next(self, weight: int = 1) -> bool:
-        """Wait for the next turn. False: somebody wants it to end."""
+        """Wait for the next turn. False: its end was requested."""
         await self.report()
         if self.stopped:
             return False

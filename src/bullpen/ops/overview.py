@@ -1,10 +1,10 @@
-"""A picture of all queues at one moment, and how fast they moved since the picture before.
+"""A snapshot of all queues, and how fast they moved since the snapshot before.
 
 In: a connection and a prefix, or names of queues. Out: one record per queue. Made to be asked every second by many
-people at once: each picture costs two round trips for a hundred queues, every command in them is of constant cost, and
-no script runs. What costs more is asked rarely: the walk over all keys that finds queues, and the list of clients that
-counts workers, take at most a twentieth of the time.
-Elsewhere: the exact reads of one queue (`bullpen.queue`), how it is shown (`bullpen.cli.top`).
+viewers at once: each snapshot costs two round trips for a hundred queues, every command in them is of constant cost,
+and no script runs. What costs more is asked rarely: the walk over all keys that finds queues, and the list of clients
+that counts workers, take at most a twentieth of the time. Elsewhere: the exact reads of one queue (`bullpen.queue`),
+how it is shown (`bullpen.cli.top`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _QUEUES_PER_CALL: Final = 100
 _SCORE_PER_MS: Final = 4_096
 """Scores of delayed jobs are their due time times this, plus a sequence."""
 _REST_AFTER_COSTLY: Final = 20
-"""A costly question is asked again only after so many times the time that it took."""
+"""A costly question is repeated only after this multiple of the time that it took."""
+_CANCELLED, _LANE_COUNT, _LANES = 11, 12, 13
+"""Where these stand among the first answers of a queue, see `_counts`."""
+_MOST_LANES: Final = 100
 _SEARCH_EVERY_S: Final = 15.0
 _COUNT_WORKERS_EVERY_S: Final = 5.0
 
@@ -39,7 +42,7 @@ class QueueSnapshot:
 
     queue: str
     waiting: int = 0
-    """In line without a priority, paused ones included."""
+    """Waiting without a priority, paused ones included."""
     prioritized: int = 0
     delayed: int = 0
     waiting_children: int = 0
@@ -47,17 +50,23 @@ class QueueSnapshot:
     completed: int = 0
     failed: int = 0
     dead_letters: int = 0
+    cancelled: int = 0
+    """Jobs that were cancelled before they began, since there is the queue."""
+    lanes_held: int = 0
+    """Lanes that hold jobs back, because of their limits."""
+    jobs_held: int = 0
+    """Delayed jobs that they hold; those of the first hundred lanes."""
     paused: bool = False
     added: int = 0
     """How many jobs were ever added; the counter of the queue."""
     oldest_ms: int | None = None
     """How long the next job could have run already, a delayed one that is due included; None when nobody waits."""
     workers: int | None = None
-    """Connected workers of any client; None when the server does not let us know."""
+    """Connected workers of any client; None when the server refuses CLIENT LIST."""
     worker_idle_s: int | None = None
     """How long ago the worker asked for a job that did so last; None without one."""
     added_per_s: float | None = None
-    """Since the picture before; None in the first one."""
+    """Since the snapshot before; None in the first one."""
     done_per_s: float | None = None
     """Jobs that ended or were removed, per second: what was added less what there is more of now."""
     problem: str | None = None
@@ -83,6 +92,9 @@ class QueueSnapshot:
             "completed": self.completed,
             "failed": self.failed,
             "deadLetters": self.dead_letters,
+            "cancelled": self.cancelled,
+            "lanesHeld": self.lanes_held,
+            "jobsHeld": self.jobs_held,
             "paused": self.paused,
             "oldestMs": self.oldest_ms,
             "workers": self.workers,
@@ -104,7 +116,7 @@ class Snapshot:
 
 
 class Overview:
-    """Takes pictures of queues: of those named, else of all under the prefix."""
+    """Takes snapshots of queues: of the named ones, else of all under the prefix."""
 
     def __init__(self, connection: Connection, prefix: str, names: Sequence[str] = ()) -> None:
         names = check_texts("names", names)
@@ -121,12 +133,12 @@ class Overview:
 
     @property
     def search_due_s(self) -> float | None:
-        """Seconds until it is worth to look for new queues; None when they were named."""
+        """Seconds until the next search for new queues; None when they were named."""
         return None if self._is_named else max(0.0, self._search_at - time.monotonic())
 
     async def search(self) -> None:
-        """Find out which queues there are. Walks over all keys in steps that block nobody; with millions of keys that
-        takes seconds, so pictures are taken meanwhile and this is done rarely."""
+        """Find all queues. Walks over all keys in short steps; with millions of keys that
+        takes seconds, so snapshots are taken in the meantime and this is done rarely."""
         began = time.monotonic()
         try:
             names = await find_queues(self._connection, self._prefix)
@@ -139,7 +151,7 @@ class Overview:
         self.is_complete = True
 
     async def read(self) -> Snapshot:
-        """Take a picture now. Raises ConnectionLost while the server is away."""
+        """Take a snapshot now. Raises ConnectionLost while the server is unreachable."""
         await self._connection.locate()
         await self._count_workers()
         looks: dict[str, QueueSnapshot] = {}
@@ -166,19 +178,31 @@ class Overview:
             for keys, queue_heads in zip(group, heads, strict=True)
             for head in queue_heads
         ]
-        now, *ages = await door.call_many([("TIME",), *asked])
+        lanes = [part[_LANES] if isinstance(part[_LANES], list) else [] for part in parts]
+        in_lanes = [
+            ("ZCARD", keys.held("").encode() + lane) for keys, names in zip(group, lanes, strict=True) for lane in names
+        ]
+        now, *further = await door.call_many([("TIME",), *asked, *in_lanes])
         if isinstance(now, Exception):
             raise now
-        at_ms, answers = _ms(now), iter(ages)
+        at_ms, answers, held = _ms(now), iter(further[: len(asked)]), iter(further[len(asked) :])
         return at_ms, {
-            keys.name: self._look(keys, part, _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]))
-            for keys, part, queue_heads in zip(group, parts, heads, strict=True)
+            keys.name: self._snapshot(
+                keys,
+                part,
+                _oldest(at_ms, [next(answers) for _ in queue_heads], part[-1]),
+                sum(count for count in [next(held) for _ in names] if isinstance(count, int)),
+            )
+            for keys, part, queue_heads, names in zip(group, parts, heads, lanes, strict=True)
         }
 
-    def _look(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None) -> QueueSnapshot:
-        if (problem := next((reply for reply in replies if isinstance(reply, Exception)), None)) is not None:
+    def _snapshot(self, keys: QueueKeys, replies: list[Any], oldest_ms: int | None, jobs_held: int) -> QueueSnapshot:
+        # A key of ours that holds something else hides no queue.
+        needed = [reply for number, reply in enumerate(replies) if number not in (_LANE_COUNT, _LANES)]
+        if (problem := next((reply for reply in needed if isinstance(reply, Exception)), None)) is not None:
             return QueueSnapshot(keys.name, problem=str(problem))
         added, paused, wait, held, active, prioritized, delayed, children, completed, failed, dead = replies[:11]
+        lanes_held = replies[_LANE_COUNT]
         return QueueSnapshot(
             keys.name,
             waiting=wait + held,
@@ -189,6 +213,9 @@ class Overview:
             completed=completed,
             failed=failed,
             dead_letters=dead,
+            cancelled=read_int(replies[_CANCELLED] or b"0"),
+            lanes_held=lanes_held if isinstance(lanes_held, int) else 0,
+            jobs_held=jobs_held,
             paused=bool(paused),
             added=read_int(added or b"0"),
             oldest_ms=oldest_ms,
@@ -234,6 +261,9 @@ def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
         *(("ZCARD", key) for key in (keys.prioritized, keys.delayed, keys.waiting_children)),
         *(("ZCARD", key) for key in (keys.completed, keys.failed)),
         ("LLEN", f"{keys.prefix}:{keys.name}-dlq:wait"),
+        ("HGET", keys.meta, "bpcancelled"),
+        ("ZCARD", keys.lanes("held")),
+        ("ZRANGE", keys.lanes("held"), 0, _MOST_LANES - 1),
         ("LINDEX", keys.wait, -1),
         ("LINDEX", keys.paused, -1),
         ("ZRANGE", keys.prioritized, 0, 0),
@@ -242,7 +272,7 @@ def _counts(keys: QueueKeys) -> list[tuple[str | bytes | int, ...]]:
 
 
 def _oldest(at_ms: int, answers: list[Any], delayed: Any) -> int | None:
-    """Workers put delayed jobs in line when they are due: without a worker one that is due waits where it is."""
+    """Workers queue delayed jobs when they are due: without a worker one that is due waits where it is."""
     first_due = [read_score(delayed[1]) // _SCORE_PER_MS] if isinstance(delayed, list) and delayed else []
     since = [due_ms for due_ms in first_due if due_ms <= at_ms] + [
         read_int(answer[0]) + read_int(answer[1] or b"0")
@@ -287,7 +317,7 @@ class ConnectedWorker:
 
 
 async def workers_by_queue(connection: Connection, prefix: str) -> list[ConnectedWorker] | None:
-    """All workers of all queues, from one list of clients per server; None when the server does not let us know."""
+    """All workers of all queues, from one list of clients per server; None when the server refuses it."""
     try:
         async with connection.every_primary() as doors:
             lists = [await door.call("CLIENT", "LIST", "TYPE", "NORMAL") for door in doors]
@@ -297,7 +327,7 @@ async def workers_by_queue(connection: Connection, prefix: str) -> list[Connecte
 
 
 def _workers(prefix: str, lists: Iterable[bytes]) -> Iterable[ConnectedWorker]:
-    """Workers tell their queue in the name of their connection: `prefix:base64(queue)`, perhaps with `:w:name`."""
+    """Workers put their queue into the name of their connection: `prefix:base64(queue)`, perhaps with `:w:name`."""
     for raw in lists:
         for line in raw.decode("utf-8", "replace").splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))

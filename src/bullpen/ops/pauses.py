@@ -2,7 +2,7 @@
 
 In: a queue, who pauses it and the reason. Out: a note beside the pause. Other clients pause and resume without a note,
 and know nothing of ours: the note names the event of its pause, and a later one in the stream of events makes it void.
-So nobody is blamed for what somebody else did, as far back as the queue keeps its events.
+So no person is named for the act of another, as far back as the queue keeps its events.
 """
 
 from __future__ import annotations

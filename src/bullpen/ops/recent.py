@@ -1,4 +1,4 @@
-"""The last hour of each queue, as far as somebody watched it, and how long jobs waited lately.
+"""The last hour of each watched queue, and how long jobs waited recently.
 
 In: snapshots of all queues; for waits, jobs that ended in the last five minutes. Out: jobs done in each of the last 60
 minutes, and a p95 of waits from a bounded sample. It is kept in this process and may be lost: minutes in which nobody

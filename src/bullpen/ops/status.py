@@ -1,4 +1,4 @@
-"""The common words for states of every store, and numbers as people read them.
+"""One common status for the states of every store, and numbers for people.
 
 In: a state of a job, a status of the outbox, a run or a message; milliseconds, bytes. Out: one of ten common words that
 pages, colours and metrics share, or a short text. No input or output here.
@@ -11,6 +11,7 @@ from typing import Final
 
 __all__ = [
     "WorkStatus",
+    "attempt_status",
     "counted",
     "duration_text",
     "job_status",
@@ -53,6 +54,7 @@ _OUTBOX: Final = {
     "FAILED": WorkStatus.RETRYING,
     "DEAD": WorkStatus.DEAD,
 }
+_ATTEMPTS: Final = {"SENT": WorkStatus.DONE, "FAILED": WorkStatus.RETRYING, "DEAD": WorkStatus.DEAD}
 _RUNS: Final = {
     "QUEUED": WorkStatus.WAITING,
     "RUNNING": WorkStatus.ACTIVE,
@@ -74,7 +76,7 @@ _MESSAGES: Final = {
 
 
 def job_status(state: str, *, attempts_made: int = 0, has_failed: bool = False) -> WorkStatus:
-    """The word for a job. A delayed one that has failed before is being retried."""
+    """The status of a job. A delayed job that has failed before is being retried."""
     if state == "delayed" and attempts_made and has_failed:
         return WorkStatus.RETRYING
     return _JOBS.get(state, WorkStatus.UNKNOWN)
@@ -82,6 +84,11 @@ def job_status(state: str, *, attempts_made: int = 0, has_failed: bool = False) 
 
 def outbox_status(status: str) -> WorkStatus:
     return _OUTBOX.get(status, WorkStatus.UNKNOWN)
+
+
+def attempt_status(outcome: str) -> WorkStatus:
+    """The word for one delivery of a row."""
+    return _ATTEMPTS.get(outcome, WorkStatus.WAITING)
 
 
 def run_status(status: str) -> WorkStatus:

@@ -50,7 +50,7 @@ class OutboxDeadLetters:
         return self.name_of_store
 
     async def depth(self) -> int:
-        """How many wait for somebody."""
+        """How many there are."""
         if self._tenant_id is None:
             return (await self._store.counts())[OutboxStatus.DEAD]
         count, found = 0, await self._page()

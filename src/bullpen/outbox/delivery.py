@@ -2,27 +2,28 @@
 
 In: a row whose claim we hold. Out: it is SENT, FAILED with a new due time, DEAD, or given back untried. The send and
 the writing are separate: a database that fails after a good send is asked again, and the send is not repeated for it.
-Elsewhere: which rows (`dispatcher`, `workers`), the channel itself (`bullpen.plugins.channels`), the guarded UPDATE
+Elsewhere: which rows (`dispatcher`, `workers`), one call and its meaning (`bullpen.delivery`), the guarded UPDATE
 (`bullpen.ledger`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random as _random
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Final, NamedTuple, assert_never
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from bullpen._kernel import json, telemetry, tracing
 from bullpen._kernel.backoff import Backoff, from_wire
-from bullpen._kernel.batches import Batches
-from bullpen._kernel.logs import get_logger, handling
+from bullpen._kernel.logs import handling
 from bullpen._kernel.policy import OUTBOX_DELIVERY
 from bullpen._kernel.scrub import scrub
-from bullpen._kernel.within import within
-from bullpen.errors import DatabaseUnavailable, LedgerError, NotJson
+from bullpen.delivery.attempt import attempt
+from bullpen.delivery.gates import Gates, Pass
+from bullpen.delivery.judge import LEASE_EXPIRED, UNKNOWN_OUTCOME, FirstStep, first_step, judge
+from bullpen.delivery.settle import Settling
+from bullpen.errors import LedgerError, NotJson
 from bullpen.ledger import (
     Died,
     OutboxRepository,
@@ -36,42 +37,23 @@ from bullpen.ledger import (
     Settlement,
 )
 from bullpen.outbox._logs import Operation, log
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.routing import Route
-from bullpen.ports.answers import answer_of, raised
 from bullpen.ports.channel import (
     Accepted,
     Channel,
-    LooksUp,
     Message,
     NotTried,
-    Refused,
     SendResult,
-    Unavailable,
-    Unknown,
     WhenUnknown,
     when_unknown,
 )
 
-_log = get_logger("bullpen.outbox")
-
 MAX_AFTER_MS: Final = 24 * 3_600_000
 """However long a target asks us to wait, a day is enough."""
 
-LEASE_EXPIRED: Final = "LEASE_EXPIRED"
-UNKNOWN_OUTCOME: Final = "UNKNOWN_OUTCOME"
-"""Of a row that a person must decide about: the target may have it, and may not get it twice."""
-TIMEOUT: Final = "TIMEOUT"
 UNKNOWN_TYPE: Final = "UNKNOWN_INTEGRATION_TYPE"
 UNREADABLE: Final = "UNREADABLE"
 """Of a row that came past our own door, written by hand or by another program, and is no message."""
-
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
-_ENOUGH_LEASE: Final = 0.8
-"""Share of the lease after which a settlement is given up: the reaper has the row then."""
-
-_SENT: Final = Sent()
 
 assert OUTBOX_DELIVERY.policy.backoff is not None
 DEFAULT_BACKOFF: Final[Backoff] = OUTBOX_DELIVERY.policy.backoff
@@ -80,32 +62,20 @@ DEFAULT_BACKOFF: Final[Backoff] = OUTBOX_DELIVERY.policy.backoff
 # Deciding -----------------------------------------------------------------------------------------------------------
 
 
-def judge(
+def judge_row(
     row: OutboxRow,
     result: SendResult,
     *,
     rule: WhenUnknown = WhenUnknown.RESEND,
     random: Callable[[], float] = _random.random,
 ) -> RowOutcome:
-    """What an answer means for the row. `rule` is for answers that never came. Pure."""
-    match result:
-        case Accepted(detail):
-            return Sent(scrub(detail)) if detail else _SENT
-        case Refused(reason, code):
-            return Died(scrub(reason), code)
-        case NotTried(reason, after_ms):
-            return Released(after_ms, scrub(reason))
-        case Unavailable(reason, code, after_ms):
-            delay_ms = backoff_of(row).delay_for(row.attempts + 1, random)
-            if after_ms is not None:
-                delay_ms = max(delay_ms, min(after_ms, MAX_AFTER_MS))
-            return Retried(scrub(reason), code, delay_ms)
-        case Unknown(reason, code):
-            if rule is WhenUnknown.PARK:
-                return Died(f"{scrub(reason)}; it may have been delivered", UNKNOWN_OUTCOME)
-            known_by = code if rule is WhenUnknown.RESEND else UNKNOWN_OUTCOME
-            return Retried(scrub(reason), known_by, backoff_of(row).delay_for(row.attempts + 1, random))
-    assert_never(result)
+    """What an answer means for the row: retries are the row's own, by its backoff. Pure."""
+
+    def delay_ms(after_ms: int | None) -> int:
+        own = backoff_of(row).delay_for(row.attempts + 1, random)
+        return own if after_ms is None else max(own, min(after_ms, MAX_AFTER_MS))
+
+    return judge(result, rule, delay_ms=delay_ms)
 
 
 def is_in_doubt(row: OutboxRow) -> bool:
@@ -182,7 +152,7 @@ class OutboxDeliveries:
         self._store, self._source, self._random = store, source, random
         self._lease_ms, self._gates = lease_ms, gates
         self.worker_id = worker_id
-        self._settlements: Batches[tuple[Settlement, float], SettledRow | LedgerError] = Batches(self._settle_batch)
+        self._settling = Settling(store, events=("outbox.settling", "outbox.settled"), random=random)
 
     async def deliver(
         self,
@@ -255,58 +225,56 @@ class OutboxDeliveries:
                 self._report(row, outcome, settled, took_ms, operation)
             then(settled)
 
-        self._settlements.put((self._settlement(row, outcome, takes_next=takes_next), until), receive)
+        self._settling.put(self._settlement(row, outcome, takes_next=takes_next), receive, until=until)
 
     async def _decide(self, row: OutboxRow, route: Route, content: Content | None) -> RowOutcome:
         """Try to deliver, unless the destination is closed or a person must decide first."""
         assert route.channel is not None
         rule = when_unknown(route.channel)
-        in_doubt = is_in_doubt(row)
-        if in_doubt and rule is WhenUnknown.PARK:
+        step = first_step(rule, in_doubt=is_in_doubt(row))
+        if step is FirstStep.PARK:
             return Died(row.last_error or "it is unknown whether it was delivered", UNKNOWN_OUTCOME, counted=False)
         try:
             message = message_of(row, route.timeout_ms, content)
         except (NotJson, TypeError, ValueError) as error:
             return Died(f"the row cannot be read: {scrub(str(error))}", UNREADABLE, counted=False)
-        entry = None if self._gates is None else await self._gates.enter(row.integration_type)
-        if isinstance(entry, NotTried):
-            return judge(row, entry)
-        result: SendResult | None = None
-        try:
-            result = await self._try(row, message, route, ask_first=in_doubt and rule is WhenUnknown.LOOK_UP)
-        finally:
-            if self._gates is not None and entry is not None:
-                await self._gates.leave(entry, result, route.breaker)
-        return judge(row, result, rule=rule, random=self._random)
+        gates, look_up = self._gates, step is FirstStep.LOOK_UP
+        if gates is None or gates.open_at_once(row.integration_type):
+            result = await self._try(row, message, route, look_up=look_up)
+            if gates is not None and isinstance(result, Accepted):
+                gates.taken(row.integration_type)
+            elif gates is not None:
+                await gates.leave(Pass(row.integration_type, is_probe=False), result, route.breaker)
+        else:
+            entry = await gates.enter(row.integration_type)
+            if isinstance(entry, NotTried):
+                return judge_row(row, entry)
+            answer: SendResult | None = None
+            try:
+                result = answer = await self._try(row, message, route, look_up=look_up)
+            finally:
+                await gates.leave(entry, answer, route.breaker)
+        return judge_row(row, result, rule=rule, random=self._random)
 
-    async def _try(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
-        began = time.monotonic()
-        telemetry.emit(
-            "outbox.sending", outbox_id=row.id, integration_type=row.integration_type, tenant_id=row.tenant_id
-        )
+    async def _try(self, row: OutboxRow, message: Message, route: Route, *, look_up: bool) -> SendResult:
+        assert route.channel is not None
+        is_told, began = telemetry.is_enabled(), time.monotonic()
+        if is_told:
+            telemetry.emit("outbox.sending", **_ids(row))
+        limit_ms = route.limit_ms(self._lease_ms)
         with handling(message):
             if tracing.tracer is None:  # a span that nobody wants costs as much as a quick delivery
-                result = await self._call(message, route, ask_first=ask_first)
+                result = await attempt(message, route.channel, limit_ms=limit_ms, look_up=look_up)
             else:
-                result = await self._call_traced(row, message, route, ask_first=ask_first)
-        took_ms = (time.monotonic() - began) * 1000
-        telemetry.emit(
-            "outbox.send_returned",
-            outbox_id=row.id,
-            integration_type=row.integration_type,
-            tenant_id=row.tenant_id,
-            result=type(result).__name__,
-            took_ms=took_ms,
-        )
+                result = await self._try_traced(row, message, route.channel, limit_ms, look_up=look_up)
+        if is_told:
+            took_ms = (time.monotonic() - began) * 1000
+            telemetry.emit("outbox.send_returned", **_ids(row), result=type(result).__name__, took_ms=took_ms)
         return result
 
-    async def _call(self, message: Message, route: Route, *, ask_first: bool) -> SendResult:
-        assert route.channel is not None
-        limit_ms = route.limit_ms(self._lease_ms)
-        found = await self._look_up(message, route.channel, limit_ms) if ask_first else None
-        return await self._send(message, route.channel, limit_ms) if found is None else found
-
-    async def _call_traced(self, row: OutboxRow, message: Message, route: Route, *, ask_first: bool) -> SendResult:
+    async def _try_traced(
+        self, row: OutboxRow, message: Message, channel: Channel, limit_ms: int, *, look_up: bool
+    ) -> SendResult:
         with tracing.span(
             f"deliver {row.integration_type}",
             "client",
@@ -321,7 +289,7 @@ class OutboxDeliveries:
             outbox__type=row.event_type,
             outbox__attempt=message.attempt,
         ) as span:
-            result = await self._call(message, route, ask_first=ask_first)
+            result = await attempt(message, channel, limit_ms=limit_ms, look_up=look_up)
             if not isinstance(result, Accepted):
                 span.note("error.type", type(result).__name__ if isinstance(result, NotTried) else result.code)
                 span.fail(f"{type(result).__name__}: {result.reason}")
@@ -338,9 +306,8 @@ class OutboxDeliveries:
     ) -> SettledRow | None:
         """Write an outcome, with all that are ready at the same time. `until` is monotonic: the end of the lease."""
         try:
-            result: object = await self._settlements.submit(
-                (self._settlement(row, outcome, takes_next=takes_next), until), tenant_id
-            )
+            settlement = self._settlement(row, outcome, takes_next=takes_next)
+            result: object = await self._settling.submit(settlement, until=until, tenant_id=tenant_id)
         except LedgerError as error:
             result = error
         return self._settled(row, result)
@@ -361,90 +328,11 @@ class OutboxDeliveries:
 
     async def idle(self) -> None:
         """Wait until everything is settled."""
-        await self._settlements.idle()
+        await self._settling.idle()
 
-    async def _send(self, message: Message, channel: Channel, timeout_ms: int) -> SendResult:
-        try:
-            return answer_of(await within(channel.send(message), timeout_ms / 1000))
-        except TimeoutError:
-            return Unknown(f"no answer within {timeout_ms} ms", TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - a channel that raises has a bug; its message is still owed
-            # Without its text and trace, which may show what is being sent.
-            _log.error("channel of %r raised %s", message.integration_type, type(error).__name__)
-            return raised(error)
-
-    async def _look_up(self, message: Message, channel: Channel, timeout_ms: int) -> Accepted | Unavailable | None:
-        """Whether the target has it. Not being able to tell keeps the doubt: it is asked again next time."""
-        assert isinstance(channel, LooksUp)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                found = await channel.look_up(message)
-        except Exception as error:  # noqa: BLE001 - as above
-            _log.error("looking up a message of %r raised %s", message.integration_type, type(error).__name__)
-            return Unavailable(raised(error).reason, UNKNOWN_OUTCOME)
-        if found is None:
-            return None
-        match answer_of(found):
-            case Accepted() as there:
-                return there
-            case Unavailable(reason, _, after_ms):
-                return Unavailable(reason, UNKNOWN_OUTCOME, after_ms)
-            case other:
-                return Unavailable(other.reason, UNKNOWN_OUTCOME)
-
-    async def _settle_batch(
-        self, tenant_id: Hashable, batch: Sequence[tuple[Settlement, float]]
-    ) -> Sequence[SettledRow | LedgerError]:
-        """One transaction; a database that is away is asked again, for each row until its own lease is nearly over.
-
-        A row that was slow has little left, and must not make those beside it be delivered twice.
-        """
-        now, pause = time.monotonic(), _FIRST_PAUSE_S
-        waiting = {n: (settlement, now + (until - now) * _ENOUGH_LEASE) for n, (settlement, until) in enumerate(batch)}
-        results: dict[int, SettledRow | LedgerError] = {}
-        telemetry.emit("outbox.settling", count=len(batch))
-        while waiting:
-            settlements = [settlement for settlement, _ in waiting.values()]
-            try:
-                settled = await self.settle_each(settlements, None if tenant_id is None else str(tenant_id))
-            except DatabaseUnavailable as error:
-                next_try = time.monotonic() + pause
-                given_up = [n for n, (_, give_up) in waiting.items() if next_try > give_up]
-                results |= dict.fromkeys(given_up, error)
-                waiting = {n: entry for n, entry in waiting.items() if n not in results}
-                if waiting:
-                    await asyncio.sleep(pause * (0.5 + self._random() / 2))
-                    pause = min(pause * 2, _LONGEST_PAUSE_S)
-            else:
-                telemetry.emit("outbox.settled", count=len(settled))
-                results |= dict(zip(waiting, settled, strict=True))
-                break
-        return [results[n] for n in range(len(batch))]
-
-    async def settle_each(
-        self, settlements: Sequence[Settlement], tenant_id: str | None = None
-    ) -> Sequence[SettledRow]:
-        """Write outcomes in one transaction, or one by one when the database refuses that. One per outcome, in order.
-
-        Raises DatabaseUnavailable."""
-        try:
-            return await self._store.settle(settlements, tenant_id=tenant_id)
-        except DatabaseUnavailable:
-            raise
-        except LedgerError:
-            # One that the database refuses must not keep the others from being written.
-            if len(settlements) == 1:
-                raise
-        results: list[SettledRow] = []
-        for settlement in settlements:
-            try:
-                results += await self._store.settle([settlement], tenant_id=tenant_id)
-            except DatabaseUnavailable:
-                raise
-            except LedgerError as error:
-                _log.error("row %s cannot be settled: %s", settlement.row.id, error)
-                results.append(SettledRow(settlement.row.id, None, settlement.row.attempts))
-        return results
+    async def settle_each(self, settlements: Sequence[Settlement]) -> Sequence[SettledRow]:
+        """Write outcomes at once, or one by one when the database refuses that. Raises DatabaseUnavailable."""
+        return await self._settling.each(settlements)
 
     def _report(
         self, row: OutboxRow, outcome: RowOutcome, settled: SettledRow, took_ms: float, operation: Operation

@@ -31,6 +31,7 @@ from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen._kernel.ticker import Ticker
+from bullpen.delivery.gates import Gates
 from bullpen.errors import DatabaseUnavailable, require
 from bullpen.ledger import (
     Died,
@@ -43,9 +44,9 @@ from bullpen.ledger import (
     Settlement,
     TenantLimits,
 )
+from bullpen.ledger.wakeups import LINE
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
 from bullpen.outbox.shares import Shares
@@ -64,6 +65,9 @@ _OVERLOOKED_S: Final = 0.1
 _AT_ONCE: Final = timedelta(milliseconds=50)
 _AGAIN_S: Final = 0.02
 _UNPARK_EVERY_S: Final = 15.0
+_TIMERS_MAY_BE_EARLY_S: Final = 0.02
+_LEFT_BEHIND_S: Final = 1.0
+"""Until a dispatcher looks whether a settlement left a row of its ordering key asleep."""
 _UNSETTLED_BATCHES: Final = 2
 _REFILL_PARTS: Final = 4
 _GIVE_UP_S: Final = 0.01
@@ -82,7 +86,7 @@ class DispatcherOptions:
     claim_batch_size: int = 100
     """Rows claimed by one tick, over all channels."""
     tick_interval_ms: int = 1_000
-    """How often to look although nobody told of new rows."""
+    """How often to poll without a notification of new rows."""
     lease_ms: int = 60_000
     """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery (`timeout_ms`)."""
     fair_tenants: bool = True
@@ -127,7 +131,7 @@ class Dispatcher:
         gates: Gates | None = None,
         limits: TenantLimits | None = None,
         options: DispatcherOptions | None = None,
-        commits: Callable[[], AsyncGenerator[None, None]] | None = None,
+        commits: Callable[[], AsyncGenerator[str, None]] | None = None,
         is_notified: bool = True,
         name: str | None = None,
     ) -> None:
@@ -172,7 +176,10 @@ class Dispatcher:
         self._overlooked: list[tuple[int, OutboxRow]] = []
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
+        self._type_cursor = ""
         self._next_unpark = 0.0
+        self._next_plan = 0.0
+        """Until then nobody asks again when something is due next, while places are what is missing."""
         self._is_closing = False
         self._close_timeout_s = self.options.lease_ms / 1000
         for pattern, route in router.items():
@@ -256,10 +263,21 @@ class Dispatcher:
         if self._commits is None:
             return
         async with contextlib.aclosing(self._commits()) as commits:
-            async for _ in commits:
+            async for what in commits:
+                if what == LINE:
+                    self._plan_unpark()
+                    continue
                 self._notified += 1
                 self._notified_at = time.monotonic()
                 self._ticker.wake()
+
+    def _plan_unpark(self) -> None:
+        """Some row was the last of its ordering key as far as its settlement saw. One that came meanwhile is woken by
+        whoever settled it; if that process died before it could, here."""
+        soon = time.monotonic() + _LEFT_BEHIND_S
+        if self._next_unpark > soon:
+            self._next_unpark = soon
+            self._reaper.wake_in(_LEFT_BEHIND_S)
 
     # ---- claiming -----------------------------------------------------------------------------------------------
 
@@ -271,14 +289,19 @@ class Dispatcher:
         return more
 
     def _seconds_until_room(self) -> float | None:
-        """When to ask queues again that were full: workers take jobs out of them and tell nobody."""
+        """When to ask again where there was no room: queues that were full, out of which workers take jobs and tell
+        nobody, and destinations that asked to be left alone for a while."""
+        opens_s = None if self._gates is None else self._gates.opens_in_s()
         if not self._full:
-            return None
+            return opens_s
         pause_s = min(self._full_pause_s, self.options.tick_interval_ms / 1000)
         self._full_pause_s = min(self._full_pause_s * _FULL_AGAIN, _LONGEST_FULL_S)
-        return pause_s
+        return pause_s if opens_s is None else min(pause_s, opens_s)
 
     async def _seconds_until_due(self) -> float | None:
+        if self._starved and time.monotonic() < self._next_plan:
+            return _AGAIN_S  # a place that becomes free comes first, and after each batch one does
+        self._next_plan = time.monotonic() + _AGAIN_S
         left_ms = await self._store.next_due_ms()
         if (until_room_s := self._seconds_until_room()) is not None:
             return until_room_s if not left_ms else min(until_room_s, left_ms / 1000)
@@ -352,7 +375,12 @@ class Dispatcher:
         return min(free, room)
 
     async def _share(self, types: Sequence[str], room: dict[str, int], limit: int) -> list[Lane]:
-        """An equal share of the batch for each lane; what one leaves over the next tick gives to the others."""
+        """An equal share of the batch for each lane; what one leaves over the next tick gives to the others. Of more
+        lanes than a batch has rows, as many as it has, beginning behind the last one that was served."""
+        if len(types) > limit:
+            later = [name for name in types if name > self._type_cursor]
+            types = [*later, *(name for name in types if name <= self._type_cursor)][:limit]
+            self._type_cursor = types[-1]
         share = max(1, limit // max(1, len(types)))
         if types:
             await self._shares.refresh()
@@ -360,8 +388,13 @@ class Dispatcher:
         lanes = []
         for name in types:
             quota = min(share, room[name])
-            lanes += await self._share_tenants(name, quota) if by_tenant else [Lane(name, quota)]
+            is_shared = by_tenant and not (self._shares.is_empty and self._is_of_one_tenant(name))
+            lanes += await self._share_tenants(name, quota) if is_shared else [Lane(name, quota)]
         return lanes
+
+    def _is_of_one_tenant(self, integration_type: str) -> bool:
+        route = self._router.resolve(integration_type)
+        return route is not None and route.one_tenant
 
     async def _share_tenants(self, integration_type: str, quota: int) -> list[Lane]:
         """As many tenants as may share the quota, beginning behind the last one that was served."""
@@ -598,9 +631,11 @@ class Dispatcher:
                 )
                 log("OUTBOX_REAP", "SUCCESS", row, source=_SOURCE, level=logging.WARNING, outcome=status)
             self._ticker.wake()
-        if time.monotonic() >= self._next_unpark:
+        if time.monotonic() >= self._next_unpark - _TIMERS_MAY_BE_EARLY_S:
             self._next_unpark = time.monotonic() + _UNPARK_EVERY_S
-            if await self._store.unpark():
+            if woken := await self._store.unpark():
+                telemetry.emit("outbox.unparked", count=woken)
+                log("OUTBOX_REAP", "SUCCESS", source=_SOURCE, level=logging.WARNING, outcome="UNPARKED", count=woken)
                 self._ticker.wake()
         return len(rows) == _REAP_BATCH
 

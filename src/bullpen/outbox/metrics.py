@@ -18,6 +18,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.histogram import Histogram
 from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import OutboxRepository, OutboxStatus
+from bullpen.ledger.endpoint_records import type_label
 from bullpen.ports.metrics import Kind, Metric, Sample
 
 BUCKETS_MS: Final = (
@@ -44,6 +45,7 @@ _HELP: Final = {
     "outbox_sent_total": "Deliveries that succeeded.",
     "outbox_failed_total": "Deliveries that failed and will be tried again.",
     "outbox_dead_total": "Rows that failed finally.",
+    "outbox_unparked_total": "Rows of ordering keys that a process left asleep when it died, and that were woken.",
     "outbox_claim_duration_ms": "Time of one claim, in milliseconds.",
     "outbox_delivery_duration_ms": "Time of one delivery, in milliseconds.",
 }
@@ -60,6 +62,7 @@ class OutboxMetrics:
         self._store, self._types = store, types
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED.values()}
+        self._unparked = 0
         self._claims = Histogram(BUCKETS_MS)
         self._deliveries: dict[str, Histogram] = defaultdict(partial(Histogram, BUCKETS_MS))
         self._unsubscribe = telemetry.subscribe(self._on_event)
@@ -73,11 +76,14 @@ class OutboxMetrics:
             with self._lock:
                 self._claims.observe(fields["took_ms"])
         elif event == "outbox.delivered":
-            integration_type = fields["integration_type"]
+            integration_type = type_label(fields["integration_type"])
             with self._lock:
                 self._deliveries[integration_type].observe(fields["took_ms"])
                 if fields["status"] in _COUNTED:
                     self._counts[_COUNTED[fields["status"]]][integration_type] += 1
+        elif event == "outbox.unparked":
+            with self._lock:
+                self._unparked += fields["count"]
 
     async def collect(self) -> list[Metric]:
         """All metrics now; the gauges are asked of the database."""
@@ -90,6 +96,7 @@ class OutboxMetrics:
                 ]
                 for name, counts in self._counts.items()
             }
+            unparked = [Sample({}, self._unparked)]
             claims = [_sample(self._claims, {})]
             deliveries = [
                 _sample(histogram, {"integration_type": label}) for label, histogram in sorted(self._deliveries.items())
@@ -97,6 +104,7 @@ class OutboxMetrics:
         found: list[tuple[str, Kind, list[Sample]]] = [
             *((name, "gauge", [Sample({}, value) for value in values]) for name, values in gauges.items()),
             *((name, "counter", samples) for name, samples in counters.items()),
+            ("outbox_unparked_total", "counter", unparked),
             ("outbox_claim_duration_ms", "histogram", claims),
             ("outbox_delivery_duration_ms", "histogram", deliveries),
         ]
@@ -114,7 +122,7 @@ class OutboxMetrics:
             counts[status] += count
         pending = counts[OutboxStatus.PENDING] + counts[OutboxStatus.FAILED]
         gauges = {"outbox_pending_total": [pending], "outbox_claimed_total": [counts[OutboxStatus.CLAIMED]]}
-        return gauges, {name for name, *_ in stats}
+        return gauges, {type_label(name) for name, *_ in stats}
 
 
 def _sample(histogram: Histogram, labels: Mapping[str, str]) -> Sample:

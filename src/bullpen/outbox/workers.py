@@ -28,11 +28,11 @@ from bullpen._kernel.ids import worker_name
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.ticker import Ticker
+from bullpen.delivery.gates import Gates
 from bullpen.errors import DatabaseUnavailable, DelayJob, PermanentError, ServerRefused
 from bullpen.ledger import OutboxRepository, OutboxRow
 from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import Content, OutboxDeliveries
-from bullpen.outbox.gates import Gates
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.routing import Route, Router, queue_name, read_queue_name
 from bullpen.queue import Job
@@ -223,7 +223,9 @@ class DeliveryWorkers:
         status = (await self._store.statuses([row_id], tenant_id=tenant_id)).get(row_id)
         if status is None:
             log("OUTBOX_DELIVER", "ERROR", source=_SOURCE, level=logging.ERROR, outboxId=row_id, error="UNKNOWN_ROW")
-            raise PermanentError(f"outbox row {row_id} does not exist, or belongs to another tenant than the job says")
+            raise PermanentError(
+                f"outbox row {row_id} does not exist, or its tenant differs from the tenant of the job"
+            )
         return f"SKIPPED_{status.value}"
 
 

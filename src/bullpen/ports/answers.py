@@ -21,13 +21,14 @@ CHANNEL_ERROR: Final = "CHANNEL_ERROR"
 _MOST_CHARACTERS: Final = 100_000
 _LONGEST_CODE: Final = 60
 _LONGEST_PAUSE_MS: Final = 7 * 86_400_000
+_TAKEN: Final = Accepted()
 
 
 def answer_of(returned: object) -> SendResult:
-    """The answer of a channel. What is none is an answer that nobody understands: the target may have the message."""
+    """The answer of a channel. Any other value is not understood: the target may have the message."""
     match returned:
         case Accepted(detail):
-            return Accepted(_text(detail))
+            return Accepted(_text(detail)) if detail else _TAKEN
         case Refused(reason, code):
             return Refused(_text(reason), _code(code))
         case Unavailable(reason, code, after_ms):
@@ -49,7 +50,7 @@ def _text(value: object) -> str:
     try:
         text = value if isinstance(value, str) else "" if value is None else str(value)
     except Exception:  # noqa: BLE001 - an object of the user's own
-        text = f"({type(value).__name__} that cannot be told)"
+        text = f"({type(value).__name__} that cannot be shown)"
     return scrub(storable(text[:_MOST_CHARACTERS]))
 
 

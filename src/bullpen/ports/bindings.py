@@ -303,7 +303,7 @@ class RabbitMQ(Binding[E]):
     """Events come from RabbitMQ quorum queues."""
 
     urls: str | Sequence[str] = "amqp://guest:guest@localhost:5672"
-    """One address, or those of all nodes: the next is tried when one is away."""
+    """One address, or those of all nodes: when one does not answer, the next is tried."""
 
     label = "RabbitMQ"
     kind = RabbitMQEvent

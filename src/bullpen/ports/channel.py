@@ -119,13 +119,15 @@ class NotTried:
 
     reason: str
     after_ms: int = 1_000
+    for_all: bool = False
+    """It is so for every message of this destination: none is claimed for it until then."""
 
 
 SendResult = Accepted | Refused | Unavailable | Unknown | NotTried
 
 
 class WhenUnknown(StrEnum):
-    """What to do with a message of which nobody knows whether the target has it, after a crash or a lost answer."""
+    """What to do when it is unknown whether the target has the message, after a crash or a lost answer."""
 
     RESEND = "resend"
     """Send it again: the target knows the idempotency key, or a second copy does no harm."""
@@ -168,7 +170,7 @@ class ChecksAddresses(Protocol):
     """A channel that knows an address it can never reach when it sees one."""
 
     def why_not(self, address: str) -> str | None:
-        """None: it may be reached. Else what is expected. Asks nobody."""
+        """None: it may be reached. Else what is expected. Sends nothing."""
         ...
 
 
@@ -177,7 +179,7 @@ class LooksUp(Protocol):
     """A channel whose target can be asked for a message."""
 
     async def look_up(self, message: Message) -> Accepted | Unavailable | None:
-        """Accepted: it is there. None: it is not. Unavailable: nobody can tell now."""
+        """Accepted: the target has it. None: it does not. Unavailable: unknown at this time."""
         ...
 
 

@@ -233,7 +233,7 @@ class DeadLetterStore(Protocol):
         ...
 
     async def depth(self) -> int:
-        """How many wait for somebody."""
+        """How many there are."""
         ...
 
     async def put(self, letter: DeadLetter) -> None:

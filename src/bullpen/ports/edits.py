@@ -1,6 +1,6 @@
 """A dead letter's payload, changed by a person before the work goes back. No input or output here.
 
-In: the payload as it was looked at, and the change: a whole new payload, or a JSON merge patch (RFC 7396). Out: an
+In: the payload that was read, and the change: a whole new payload, or a JSON merge patch (RFC 7396). Out: an
 `Edit`: the new payload, and what may be kept of the change for ever: fingerprints of both payloads and the paths that
 differ, never a value. Whose work it is cannot be edited: `tenantId` and `runId` stay.
 Elsewhere: the stores that take it (`bullpen.ports.dead_letters`), who may and who did (`bullpen.ops.dead_letters`).
@@ -45,7 +45,7 @@ class Edit:
 
     data: Any
     before: str
-    """Fingerprint of the payload that was looked at; a store that holds another one refuses the edit."""
+    """Fingerprint of the payload that was read; a store with another payload refuses the edit."""
     after: str
     changed: tuple[str, ...]
     """Paths of what differs, without values."""

@@ -51,7 +51,7 @@ class Entities(Protocol[T, S]):
     async def load(self, urn: str) -> T | None: ...
 
     async def update(self, entity: T, status: S) -> T:
-        """Give the entity a status and store both. Raise EntityChanged when it was changed by somebody else."""
+        """Give the entity a status and store both. Raise EntityChanged when another process changed it."""
         ...
 
     def status(self, entity: T) -> S: ...
@@ -67,12 +67,12 @@ class Move:
     source: str
     target: str
     kind: Literal["event", "automatic", "failed"] = "event"
-    """automatic: the engine went on by itself; failed: an action failed and the entity was parked."""
+    """automatic: the engine took the step without an event; failed: an action failed and the entity was parked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of an event that was handled before."""
+    """The outcome of an event that was handled before."""
 
     outcome: Literal["applied", "failed"]
     reason: str = ""
@@ -145,10 +145,10 @@ class EntityHead:
 
 @runtime_checkable
 class EntityBrowser(Protocol):
-    """A store that can also list its entities, for people who look for one. No store has to."""
+    """A store that can also list its entities. Optional."""
 
     async def count_by_status(self, *, most: int = 100_000, tenant_id: str | None = None) -> dict[str, int]:
-        """How many entities have each status; of more than `most` entities only so many are counted."""
+        """How many entities have each status; at most `most` entities are counted."""
         ...
 
     async def browse(
@@ -205,7 +205,7 @@ class UrnLocks(Protocol):
     """Keeps two events of one entity apart."""
 
     def hold(self, urn: str) -> AbstractAsyncContextManager[None]:
-        """Wait until nobody else holds this urn. Raises EntityBusy when that takes too long."""
+        """Wait until no other caller holds this urn. Raises EntityBusy when that takes too long."""
         ...
 
 

@@ -68,8 +68,8 @@ class Consumer(Protocol):
         ...
 
     async def resize(self, concurrency: int) -> None:
-        """Handle so many at the same time from now on, or a few more: places come and go in groups. What is being
-        handled goes on."""
+        """Change how many are handled at the same time, or a few more: slots change in groups. What is being
+        handled continues."""
         ...
 
     @property
@@ -164,7 +164,7 @@ class Messaging(Protocol[Receipt_co]):
         ...
 
     async def sample(self) -> None:
-        """Tell how much waits in every consumed queue and its dead letters, for gauges."""
+        """Count what waits in every consumed queue and its dead letters, for gauges."""
         ...
 
     async def close(self, timeout: int | timedelta | None = None) -> None:

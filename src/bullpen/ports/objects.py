@@ -39,11 +39,11 @@ class ObjectStore(Protocol):
         is longer than `max_bytes`."""
 
     async def delete(self, key: str) -> None:
-        """Remove it. One that is not there is no error."""
+        """Remove it. A missing object is no error."""
 
     def list(self, directory: str) -> AsyncIterator[StoredObject]:
         """All objects whose key begins with `<directory>/`, in no order. One that is stored or removed meanwhile may be
         there or not."""
 
     async def aclose(self) -> None:
-        """Let go of connections. It may be used again: they are opened anew."""
+        """Close connections. It may be used again: they are opened again."""

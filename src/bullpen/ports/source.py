@@ -206,7 +206,8 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """What came at once. It may hold no events: then only the position has moved, over events that nobody wants."""
+    """What came at once. It may be without events: then only the position has moved past events that were not asked
+    for."""
 
     events: tuple[SourceEvent, ...]
     position: int | None
@@ -229,7 +230,7 @@ class EventSource(Protocol):
     """Gives every event behind a position, in the order of positions, at least once.
 
     An event is never passed over because it was committed later than one with a higher position. An outage ends the
-    subscription with SourceUnavailable; whoever reads subscribes again from its own checkpoint.
+    subscription with SourceUnavailable; the reader subscribes again from its own checkpoint.
     """
 
     @property

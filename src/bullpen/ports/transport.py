@@ -74,7 +74,7 @@ class Event:
 class Delivery:
     """One event, given to us to be handled and settled.
 
-    `on_lost` callbacks are called when it stops being ours before it was settled: whoever handles it should stop, since
+    `on_lost` callbacks are called when it stops being ours before it was settled: its handler should stop, since
     another process may have it by now.
     """
 
@@ -108,16 +108,16 @@ class Delivery:
         self.idempotency_key = idempotency_key
         """The same for every delivery of this event, also after a redrive, and for no other event."""
         self.handle = handle
-        """The transport's own; nobody else looks at it."""
+        """For the transport only."""
         self.problem = problem
-        """Why nobody can handle it: no JSON, no urn. It fails without being handled."""
+        """Why it cannot be handled: not JSON, no urn. It fails without being handled."""
         self.waited_ms = waited_ms
         """How long it was ready before it was delivered, where the transport knows."""
         self.is_redelivered = is_redelivered
         """An earlier delivery of this try was lost."""
         self.is_lost = False
         self.cancelled = False
-        """True once its run is pointless: its time is up, or the consumer closes. Handlers in threads should look at
+        """True once its run is pointless: its time is over, or the consumer closes. Handlers in threads should check
         it."""
         self._callbacks: list[Callable[[], object]] = []
 
@@ -178,7 +178,7 @@ class Delivery:
 
 
 class Receipt(Protocol):
-    """What `publish` returns: the identity under which the event is known now, and what became of it where the broker
+    """What `publish` returns: the identity of the stored event, and its result where the broker
     tracks single messages, as BullMQ does. Elsewhere `state` and `result` raise NotConfigured."""
 
     @property
@@ -199,7 +199,7 @@ class Published:
     id: str
     source: str
     position: str = ""
-    """Where the broker put it, if it tells: `orders[2]@1041`."""
+    """Where the broker put it, if it reports that: `orders[2]@1041`."""
     is_known: bool = False
     """The broker has, or had, an event with this id: nothing was added."""
 
@@ -224,7 +224,7 @@ class Settled:
     dead_letter_problem: str | None = None
     """Why an entry that should exist could not be written."""
     is_told: bool = False
-    """Whoever wrote the entry has logged it."""
+    """The writer of the entry has logged it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Depth:
     messages: int
     """Ready, delayed and being handled."""
     consumers: int | None = None
-    """Who takes from it, over all processes; None: nobody can tell."""
+    """Consumers over all processes; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class Features:
     stores_tries: bool = False
     """Attempts and backoff are stored with each event, so that the producer decides about them."""
     results: bool = False
-    """Keeps what a handler returned, for whoever tracks the event; elsewhere it is dropped."""
+    """Keeps what a handler returned, for callers that track the event; otherwise it is dropped."""
     marks_redelivered: bool = True
     """`Delivery.is_redelivered` can be relied on; where it cannot, any delivery may be a repetition."""
     children: bool = False
@@ -285,7 +285,7 @@ class Transport(Protocol[Receipt_co]):
     """Carries events, at least once.
 
     A published event is delivered until an outcome is settled for it. A delivery that is not settled comes again, to
-    whoever consumes then, with its attempt number kept. A broker that is away raises nothing in a consumer: it is
+    the next consumer, with its attempt number kept. An unreachable broker raises nothing in a consumer: it is
     waited for. `publish`, `settle` and the dead letters raise our errors only, never those of a vendor's client.
     """
 
@@ -296,8 +296,8 @@ class Transport(Protocol[Receipt_co]):
     async def publish(self, event: Event, *, delay_ms: int = 0) -> Receipt_co:
         """Hand one event to the broker; returns when the broker has it for certain.
 
-        Raises ConnectionLost when the broker is away (the event may or may not have arrived), ServerRefused when it
-        does not take the event: no route, forbidden; NotTakenNow when that may change by itself.
+        Raises ConnectionLost when the broker is unreachable (the event may or may not have arrived), ServerRefused when
+        it does not take the event: no route, forbidden; NotTakenNow when that may change by itself.
         """
         ...
 

@@ -38,7 +38,7 @@ from bullpen.wire.scripts import SCRIPTS
 T = TypeVar("T")
 
 RESULT_PATIENCE_S: Final = 60.0
-"""How long a wait for a result outlives a server that is away: it has a timeout of its own, and the job goes on."""
+"""How long a wait for a result survives an unreachable server: it has a timeout of its own, and the job continues."""
 _STATES = {state.value.encode(): state for state in JobState}
 
 
@@ -92,7 +92,7 @@ class QueueActions(ABC):
         self, script: str, keys: Sequence[str | bytes], args: list[Any], *, within_s: float | None = None
     ) -> tuple[Any, bool]:
         """Run a script that changes nothing more when it is repeated; also whether it was sent more than once, so that
-        an earlier copy may have done the work. `within_s`: how long a server that is away is waited for."""
+        an earlier copy may have done the work. `within_s`: how long to wait for an unreachable server."""
 
     @abstractmethod
     async def evaluate_once(self, script: str, keys: Sequence[str | bytes], args: list[Any]) -> Any:
@@ -346,7 +346,7 @@ class AsyncActions(QueueActions):
 
     @property
     def heard(self) -> int | None:
-        """How many finished jobs were heard of so far; None while nobody listens."""
+        """How many finished jobs were seen so far; None while no caller listens."""
         return None if self.results is None else self.results.heard
 
     def wait_result(

@@ -1,7 +1,7 @@
 """Know that something has happened in a queue, without reading what.
 
-In: a queue's stream. Out: returns when there are newer events than before. However many are written, a look moves two
-of them: whoever shows a queue reads the queue itself, and needs no event to be told of each change.
+In: a queue's stream. Out: returns when there are newer events than before. However many are written, a poll moves two
+of them: a viewer of a queue reads the queue itself and needs no event for each change.
 Elsewhere: the events themselves, in order and without a gap (`events`).
 """
 
@@ -39,7 +39,8 @@ class QueueActivity:
     async def next(self) -> None:
         """Wait until the newest event is another one than it was at the call before."""
         while True:
-            # Answered at once when there is something newer; a stream that began anew is seen by its newest event.
+            # Answered at once when there is something newer; a stream that was created again is detected by its newest
+            # event.
             read = ("XREAD", "COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS", self._keys.events, self._position)
             await self._door.call(*read, within_s=_WITHIN_S)
             newest = await self._newest()

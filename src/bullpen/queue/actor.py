@@ -19,6 +19,6 @@ def who() -> str:
 
 
 def check_actor(by: Any) -> str:
-    """The name of who asks for it, by default user and host of this process; refuses what is no name."""
+    """The name of the actor, by default user and host of this process; refuses an invalid name."""
     require("by", by is None or (isinstance(by, str) and by != ""), "non-empty text", by)
     return who() if by is None else str(by)

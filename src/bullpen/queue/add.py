@@ -48,7 +48,7 @@ from bullpen.wire.keys import QueueKeys
 from bullpen.wire.scripts import SCRIPTS
 
 _ALONE_AFTER: Final = 8
-"""After so many calls with one job each the next is sent at once, without a look around for others, which saves a turn
+"""After this many calls with one job each, the next is sent at once without waiting for others, which saves a turn
 of the loop. If others come all the same they share the next call, and from then on all wait for each other again."""
 _SAY_WITHIN_S: Final = 0.3
 _Answer = tuple[Any, bool]
@@ -94,7 +94,7 @@ class ManyJobs:
         self._settle(len(jobs))
 
     def fail(self, count: int, error: Exception) -> None:
-        """So many met an error; the first one is told."""
+        """How many met an error; the first one is reported."""
         self._failure = self._failure or error
         self._settle(count)
 
@@ -154,7 +154,7 @@ class _Batch:
 
 
 class _Alone:
-    """The call of one job that nobody shares: as little as can be between its caller and the wire."""
+    """The call of one job alone: as little as possible between its caller and the socket."""
 
     __slots__ = ("adder", "caller", "future", "heard", "packed", "sent_at", "wire")
 
@@ -256,7 +256,7 @@ class Adder:
         return self._keys.name
 
     def add(self, packed: PackedJob, durability: Durability) -> asyncio.Future[Job]:
-        """Send this job with the next call. The future tells what became of it."""
+        """Send this job with the next call. The future has the result."""
         if self._buffered >= self._max_buffered:
             raise QueueFull(
                 f"queue {self._keys.name!r}: {self._max_buffered} adds already wait for the server; "
@@ -362,7 +362,7 @@ class Adder:
         return self._crowd() or self._mixture()
 
     def _crowd(self) -> _Batch | None:
-        """The usual batch of many callers, looked at as a whole: single jobs of one level. None: it is none such."""
+        """The usual batch of many callers: single jobs of one level. None: any other batch."""
         waiting = self._waiting
         owners: list[Any] = list(islice(waiting, MOST_JOBS_PER_CALL))
         if set(map(type, owners)) != {OneJob} or len(set(map(id, map(_LEVEL, owners)))) != 1:
@@ -487,7 +487,7 @@ class Adder:
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, batch: _Batch, work: Coroutine[Any, Any, _Answer]) -> None:
-        """The end of a call that went on in a task; as `on_reply`, or everybody hears of the error."""
+        """The end of a call that continued in a task; as `on_reply`, or every caller gets the error."""
         try:
             reply, is_late = await work
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to the callers that wait

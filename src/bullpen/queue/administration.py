@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Literal, TypedDict, Unpack
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
@@ -17,8 +17,6 @@ from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import QueueClosed, require
 from bullpen.queue.browse import Browsing
 from bullpen.queue.codec import Codec, check_codec
-from bullpen.queue.dead_letters.failed_set import FailedSetStore
-from bullpen.queue.dead_letters.operations import DeadLetters
 from bullpen.queue.durability import Durability
 from bullpen.queue.export import Exporting
 from bullpen.queue.flows import Flows
@@ -30,7 +28,6 @@ from bullpen.queue.limits import Limits
 from bullpen.queue.locate import Locating
 from bullpen.queue.maintain import Maintenance
 from bullpen.queue.packing import ADD_DEADLINE_S, read_add_deadline
-from bullpen.queue.payloads import PayloadReport, SweepReport, report_payloads, sweep_payloads
 from bullpen.queue.schedulers import Scheduling
 from bullpen.queue.states import JobState
 from bullpen.redis.client import Connection
@@ -39,6 +36,11 @@ from bullpen.wire.deduplication import check_deduplication_id
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.links import JobKey
 from bullpen.wire.options import JobOptions
+
+if TYPE_CHECKING:  # loaded where they are used: who adds jobs needs none of them, and a program starts sooner
+    from bullpen.queue.dead_letters.failed_set import FailedSetStore
+    from bullpen.queue.dead_letters.operations import DeadLetters
+    from bullpen.queue.payloads import PayloadReport, SweepReport
 
 _COUNTED: Final = ("wait", "paused", "active", "prioritized", "delayed", "waiting_children", "completed", "failed")
 
@@ -75,7 +77,7 @@ class AdministrationSettings(TypedDict):
 
 
 class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, Scheduling, Flows):
-    """A named queue in Redis, as one who looks after it sees it."""
+    """A named queue in Redis, with everything that administrates it."""
 
     def __init__(self, name: str, **settings: Unpack[AdministrationSettings]) -> None:
         connection = settings["connection"]
@@ -109,6 +111,8 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
 
     async def payload_report(self) -> PayloadReport:
         """Count the sealed payloads of this queue and its dead letters by key: what still needs an old one?"""
+        from bullpen.queue.payloads import report_payloads
+
         return await report_payloads(self._ready(), self._keys, self._dead_letter_keys)
 
     async def sweep_payloads(self, *, older_than: int | timedelta = 86_400_000, dry_run: bool = False) -> SweepReport:
@@ -117,6 +121,8 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         `older_than` (ms or timedelta, a day by default, a minute at least) spares what is being added now. Safe at any
         time, beside producers and workers. `dry_run` removes nothing.
         """
+        from bullpen.queue.payloads import sweep_payloads
+
         return await sweep_payloads(
             self._ready(), self._keys, self._dead_letter_keys, older_than=older_than, dry_run=dry_run
         )
@@ -162,22 +168,25 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         return None if owner is None else owner.decode("utf-8", "surrogateescape")
 
     async def remove_deduplication(self, deduplication_id: str) -> bool:
-        """Free a deduplication id, whoever owns it, so that the next add with it makes a job. False: it was free."""
+        """Free a deduplication id, whatever job owns it, so that the next add with it makes a job. False: it was
+        free."""
         return bool(
             await self._ready().command("DEL", self._keys.deduplication(check_deduplication_id(deduplication_id)))
         )
 
     async def lock_holder(self, job_id: str) -> str | None:
-        """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
+        """The token of the take that holds a job's lock now (`job.token` in its handler); None when it is not
+        locked."""
         token = await self._ready().command("GET", self._keys.lock(job_id))
         return None if token is None else token.decode("utf-8", "surrogateescape")
 
     async def note_cancelled(self, job_id: str) -> None:
-        """Write the event `cancelled` of a job whose owner has ended the work itself: whoever waits looks again."""
+        """Write the event `cancelled` of a job whose owner has ended the work itself: waiting callers read its state
+        again."""
         await self._ready().command("XADD", self._keys.events, "*", "event", "cancelled", "jobId", job_id)
 
     async def note_late_run(self, run_id: str) -> None:
-        """No event told whoever waits for this run that it has ended."""
+        """No event reported the end of this run to a waiting caller."""
         await note_late_run(self._ready(), self._keys, run_id)
 
     async def note_user(
@@ -185,7 +194,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
     ) -> list[str]:
         """Write down that `user` uses this queue now, and return the others of its kind that did within `keep_ms`.
 
-        `unless_new`: a queue that nobody has added a job to stays as if it were not there.
+        `unless_new`: a queue without any added job is not created.
         """
         (seconds, micros), is_used = await self._ready().commands([("TIME",), ("EXISTS", self._keys.meta)])
         if unless_new and not is_used:
@@ -216,12 +225,16 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The finally failed jobs of this queue that wait for somebody."""
+        """The dead letters of this queue: finally failed jobs that need a person."""
+        from bullpen.queue.dead_letters.operations import DeadLetters
+
         return DeadLetters(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
     @property
     def failed_set(self) -> FailedSetStore:
         """The failed jobs of this queue as dead letters, for queues that have no dead-letter queue."""
+        from bullpen.queue.dead_letters.failed_set import FailedSetStore
+
         return FailedSetStore(self._ready(), self._keys, self._dead_letter_keys, clock_offset_ms=self._clock_offset_ms)
 
     @property

@@ -54,7 +54,7 @@ class SchedulerArguments(ScheduleArguments, TemplateArguments, total=False):
 
 
 class TaskArguments(CommonArguments, TimeArguments, ScheduleArguments, total=False):
-    """What `app.task` takes about the jobs of the task, and about when it runs by itself."""
+    """Options of `app.task` about the jobs of the task and its schedule."""
 
     lane: str | Callable[..., str | None] | None
     """A function gets the arguments of a run by their names; one that is not about all of them takes `**_`."""

@@ -72,7 +72,7 @@ class AuditStreams:
 
 
 _NO_INSTANT: Final = datetime.fromtimestamp(0, UTC)
-"""Of an entry that somebody else gave an id which is no time."""
+"""For an entry of another client whose id is not a time."""
 
 
 def _entry(entry_id: bytes, flat: list[bytes]) -> StreamEntry:

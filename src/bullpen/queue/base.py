@@ -1,6 +1,6 @@
 """What the parts of `Queue` have in common.
 
-`Queue` adds jobs; reading (`browse`), looking after it (`maintain`) and limits (`limits`) change for other reasons
+`Queue` adds jobs; reading (`browse`), maintaining it (`maintain`) and limits (`limits`) change for other reasons
 and are classes of their own, which `Queue` inherits from. This is what they may rely on.
 """
 
@@ -52,5 +52,5 @@ def id_of(job: str | Job) -> str:
 
 
 def literally(text: str) -> str:
-    """Text that a MATCH pattern takes as it stands."""
+    """Text with the special characters of MATCH patterns escaped."""
     return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)

@@ -49,7 +49,7 @@ T = TypeVar("T")
 _FIRST_WAIT_S: Final = 0.02
 _LONGEST_WAIT_S: Final = 0.5
 _LISTEN_MS: Final = 2_000
-"""How long one look at the events blocks; below the connection's own time limit."""
+"""How long one read of the events blocks; below the connection's own time limit."""
 
 Ask = Callable[[BlockingWire], T]
 
@@ -356,7 +356,7 @@ class BlockingActions(QueueActions):
 
 
 class _Listener:
-    """Reads a queue's events from the moment it was made, to learn when to look at a result again."""
+    """Reads a queue's events from the moment it was made, to know when to read a result again."""
 
     def __init__(self, connection: Connection, keys: QueueKeys) -> None:
         self._connection, self._keys = connection, keys
@@ -364,7 +364,7 @@ class _Listener:
         self._after = "$"
 
     def wait_for_end(self, job_id: str, within_ms: int) -> None:
-        """Return when the job has ended, when time is up, or when nothing can be heard: looking again is right in all
+        """Return when the job has ended, when time is over, or when no event can come: reading again is right in all
         three."""
         try:
             if self._wire is None:

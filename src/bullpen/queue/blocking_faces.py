@@ -122,7 +122,7 @@ class Job(Generic[DataT_co]):
 
     @property
     def key(self) -> JobKey:
-        """Its key, for `parent=`. `str(job.key)` is what stands in `children_values()` of its parent."""
+        """Its key, for `parent=`. `str(job.key)` is the job's key in `children_values()` of its parent."""
         return self._inner.key
 
     @property
@@ -196,7 +196,7 @@ class Job(Generic[DataT_co]):
 
     @property
     def cancel_reason(self) -> str | None:
-        """What whoever cancelled the job said, empty when nothing; None when nobody did."""
+        """The reason given when the job was cancelled, empty without one; None when it was not cancelled."""
         return self._inner.cancel_reason
 
     @property
@@ -272,7 +272,7 @@ class Job(Generic[DataT_co]):
         return self._run(self._inner.children_values())
 
     def ignored_children(self) -> dict[str, str]:
-        """Why children failed whose failure this job goes on without (`ignore`, `continue_parent`), by their keys."""
+        """Reasons of failed children that do not stop this job (`ignore`, `continue_parent`), by their keys."""
         return self._run(self._inner.ignored_children())
 
     def failed_children(self) -> dict[str, str]:
@@ -285,7 +285,7 @@ class Job(Generic[DataT_co]):
         return self._run(self._inner.children_counts())
 
     def leave_parent(self) -> bool:
-        """Be nobody's child any more, while the parent still waits for this job; the parent is released when it waits
+        """Stop being a child while the parent still waits for this job; the parent is released when it waits
         for nothing else. False: no parent waits for it. Raises JobNotFound."""
         return self._run(self._inner.leave_parent())
 
@@ -298,7 +298,7 @@ class Job(Generic[DataT_co]):
         """Delete the children that this job still waits for, with all below them; those that run, and those that failed
         and hold it up, stay. Returns how many.
 
-        For a parent that goes on after a child failed (`continueParentOnFailure`): it cannot complete while children
+        For a parent that continues after a child failed (`continueParentOnFailure`): it cannot complete while children
         are pending.
         """
         return self._run(self._inner.remove_unprocessed_children())
@@ -316,7 +316,7 @@ class Job(Generic[DataT_co]):
         self._run(self._inner.promote())
 
     def retry(self, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or completed) job back in line; see `Queue.retry`."""
+        """Run a failed (or completed) job again; see `Queue.retry`."""
         self._run(self._inner.retry(state=state, reset_attempts=reset_attempts))
 
     def change_delay(self, delay: int | timedelta) -> None:
@@ -373,7 +373,7 @@ class Lanes:
         self._run(self._inner.resume(lane))
 
     def remove(self, lane: str | None) -> None:
-        """Forget what was set for a lane. Its jobs stay, and go on as those of any other."""
+        """Remove the settings of a lane. Its jobs stay and are treated like those of any other."""
         self._run(self._inner.remove(lane))
 
     def get(self, lane: str | None) -> LaneSettings:
@@ -381,7 +381,7 @@ class Lanes:
         return self._run(self._inner.get(lane))
 
     def list(self) -> list[LaneInfo]:
-        """Lanes that have settings, or jobs that wait or run, by name. Looks at each of those jobs."""
+        """Lanes that have settings, or jobs that wait or run, by name. Reads each of those jobs."""
         return self._run(self._inner.list())
 
 
@@ -399,7 +399,7 @@ class DeadLetters:
         return self._inner.name
 
     def depth(self) -> int:
-        """How many wait for somebody."""
+        """How many there are."""
         return self._run(self._inner.depth())
 
     def put(self, letter: DeadLetter) -> None:
@@ -425,7 +425,7 @@ class DeadLetters:
 
     def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
         """Newest first; `after` is the `next` of the page before. What the index knows, tenant, cause and time, costs
-        nothing; for names and texts the letters are read, some thousand at a time."""
+        nothing; for names and texts the entries are read, some thousand at a time."""
         return self._run(self._inner.page(where, after=after, limit=limit))
 
     def groups(self, *, tenant_id: str | None = None, limit: int = 200) -> builtins.list[DeadLetterGroup]:
@@ -489,7 +489,7 @@ class DeadLetters:
         """Give every failed job without a dead letter its own now, also those that other clients failed; how many.
 
         Workers with dead letters do this every minute. Only failures since the last sweep, less an hour, count: where
-        nobody swept before, those of the last hour.
+        there was no sweep before, those of the last hour.
         """
         return self._run(self._inner.sweep())
 
@@ -534,7 +534,7 @@ class FailedSetStore:
         return self._run(self._inner.redrive(entry_id, by=by))
 
     def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        """As the port says, in one script: data that somebody changes meanwhile is not overwritten."""
+        """As the port says, in one script: data that another client changes in between is not overwritten."""
         return self._run(self._inner.redrive_edited(entry_id, edit, by=by))
 
     def discard(self, entry_id: str, *, by: str | None = None) -> bool:
@@ -556,7 +556,7 @@ class QueueFace:
 
         When a job with the id of the root exists, nothing is stored, and the returned root is that job: its `added` is
         DUPLICATE and it has no children here. So adding a flow again is safe if its root has a `job_id`. A leaf whose
-        id exists becomes a child, with what became of it; raises JobStateConflict, with nothing stored, when it is
+        id exists becomes a child, with its state; raises JobStateConflict, with nothing stored, when it is
         another's child. Else raises as `add`.
         """
         return _node(self._run(self._inner.add_flow(flow, durability=durability, add_deadline=add_deadline)), self._run)
@@ -575,10 +575,10 @@ class QueueFace:
         ]
 
     def get_flow(self, job: str | Job, *, depth: int = 10, max_children: int = 20) -> FlowNode[Job] | None:
-        """A job and those below it in its flow, as they are stored now; None when there is no such job.
+        """A job and its descendants in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        child that was removed is left out, and so is one that is in the tree already: anybody may have written what a
         job lists as its children.
         """
         return _node_or_none(
@@ -600,8 +600,8 @@ class QueueFace:
     def blocked_parents(self) -> Iterator[BlockedParent[Job]]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.
 
-        Such a parent waits until somebody retries or removes the child. Of each parent the first 1000 pending children
-        are looked at. Reads in pages; nothing is changed.
+        Such a parent waits until the child is retried or removed. Of each parent the first 1000 pending children
+        are checked. Reads in pages; nothing is changed.
         """
         return (_blocked(one, self._run) for one in iterate(self._inner.blocked_parents()))
 
@@ -619,7 +619,7 @@ class QueueFace:
         return self._run(self._inner.upsert_scheduler(scheduler_id, name, data, **options))
 
     def remove_scheduler(self, scheduler_id: str) -> bool:
-        """End a scheduler and its job to come; False when there was none. A job of it that is in line or runs already
+        """End a scheduler and its job to come; False when there was none. A job of it that already waits or runs
         is the last."""
         return self._run(self._inner.remove_scheduler(scheduler_id))
 
@@ -644,7 +644,8 @@ class QueueFace:
         return self._run(self._inner.run_scheduler(scheduler_id))
 
     def pause_scheduler(self, scheduler_id: str) -> bool:
-        """Let a scheduler make no job until it is resumed; False when it was paused already. One that runs goes on.
+        """Pause a scheduler: it makes no jobs until it is resumed. False when it was paused already. A running job
+        continues.
 
         It stays listed, without a job to come: no client finds anything to run. Raises SchedulerNotFound, and
         JobStateConflict for one that a client before 5.20 made, which has no record.
@@ -652,7 +653,7 @@ class QueueFace:
         return self._run(self._inner.pause_scheduler(scheduler_id))
 
     def resume_scheduler(self, scheduler_id: str) -> bool:
-        """Let a paused scheduler go on, at its next time; what it has missed is not made up for. False when it was not
+        """Resume a paused scheduler at its next time; missed runs are not repeated. False when it was not
         paused. Raises SchedulerNotFound."""
         return self._run(self._inner.resume_scheduler(scheduler_id))
 
@@ -669,7 +670,7 @@ class QueueFace:
         return self._run(self._inner.reconcile_schedulers(declared, prune=prune))
 
     def set_global_concurrency(self, most: int) -> None:
-        """Let at most so many jobs run at the same time, over all workers of all clients."""
+        """Limit how many jobs run at the same time, over all workers of all clients."""
         self._run(self._inner.set_global_concurrency(most))
 
     def remove_global_concurrency(self) -> None:
@@ -689,7 +690,7 @@ class QueueFace:
         self._run(self._inner.set_global_rate_limit(most, duration))
 
     def remove_global_rate_limit(self) -> None:
-        """Remove the limit. Workers of ours that wait for the end of a window go on at once."""
+        """Remove the limit. Bullpen workers that wait for the end of a window continue at once."""
         self._run(self._inner.remove_global_rate_limit())
 
     def global_rate_limit(self) -> RateLimit | None:
@@ -700,12 +701,12 @@ class QueueFace:
         """Let no job start for `duration` (ms or timedelta).
 
         Our workers obey it always. Node's obey it only when they or the queue have a rate limit at all: a worker
-        without one never looks at the window.
+        without one never reads the window.
         """
         self._run(self._inner.rate_limit(duration))
 
     def lift_rate_limit(self) -> None:
-        """End the current window or pause now. Workers of ours that wait for its end go on at once."""
+        """End the current window or pause now. Bullpen workers that wait for its end continue at once."""
         self._run(self._inner.lift_rate_limit())
 
     def rate_limit_ttl(self, most: int | None = None) -> int:
@@ -745,7 +746,7 @@ class QueueFace:
         self._run(self._inner.promote(_plain(job)))
 
     def retry(self, job: str | Job, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or, if `state` says so, a completed) job back in line. Its dead letter goes.
+        """Run a failed (or, with `state`, a completed) job again. Its dead letter is removed.
 
         Without `reset_attempts` it has only those attempts that were left, at least one. Raises JobNotFound, or
         JobStateConflict when it is not in that state (any more).
@@ -753,10 +754,10 @@ class QueueFace:
         self._run(self._inner.retry(_plain(job), state=state, reset_attempts=reset_attempts))
 
     def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
-        """End a job wherever it is, with a reason for whoever waits for its result.
+        """Cancel a job in any state, with a reason for callers that wait for its result.
 
         One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
-        and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
+        and gets no dead letter, and its parent sees a failed child. A bullpen worker that runs it is asked to stop it
         (REQUESTED): its worker hears of it within half a second. One that runs in a worker of another client ends
         there as it will; it is not tried again. Cancelling twice changes nothing.
 
@@ -797,7 +798,7 @@ class QueueFace:
     def promote_all(self, *, count: int | None = None) -> int:
         """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
 
-        With `count` at most so many, those that would be due first.
+        With `count`, at most this many: those that are due first.
         """
         return self._run(self._inner.promote_all(count=count))
 
@@ -809,7 +810,7 @@ class QueueFace:
         until: datetime | None = None,
         reset_attempts: bool = False,
     ) -> int:
-        """Put failed (or completed) jobs back in line, oldest first. Their dead letters go. Returns how many.
+        """Run failed (or completed) jobs again, oldest first. Their dead letters are removed. Returns how many.
 
         Only those that finished until now, or `until`, so that a job which fails again is not retried for ever; and
         at most `count`.
@@ -819,7 +820,7 @@ class QueueFace:
     def drain(self, *, delayed: bool = False) -> int:
         """Delete all jobs that wait (with `delayed`, those too); running and finished ones stay. Returns how many.
 
-        The job that a scheduler made last stays, so that the scheduler goes on. Parents of this queue that lose
+        The newest job of a scheduler stays, so that the scheduler continues. Parents of this queue that lose
         their last pending child go with it; parents in other queues are released.
         """
         return self._run(self._inner.drain(delayed=delayed))
@@ -850,19 +851,19 @@ class QueueFace:
     def remove_orphans(self, *, restorable: bool = False, limit: int | None = None) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
-        A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
-        deleted too. With `limit` at most so many.
+        A job that has not finished is left, because `restore_orphans` can put it back into the queue; with `restorable`
+        it is deleted too. With `limit`, at most this many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
-        server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
-        looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
+        server, in short steps, and keeps the ids of all jobs in memory. Jobs that move during the search
+        are safe; raises JobStateConflict when they move so much that some leftovers cannot be identified.
         """
         return self._run(self._inner.remove_orphans(restorable=restorable, limit=limit))
 
     def restore_orphans(self) -> int:
-        """Put jobs back in line that have not finished and that no state lists. Returns how many. Deletes nothing.
+        """Put unfinished jobs that are in no state back into the queue. Returns how many. Deletes nothing.
 
-        They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
+        They were lost by a client before BullMQ 6 that resumed the queue, or by a failover. Searches as
         `remove_orphans` does.
         """
         return self._run(self._inner.restore_orphans())
@@ -874,7 +875,7 @@ class QueueFace:
     def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, JobPosition]:
         """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
 
-        A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
+        A job that is in no other state and not among the first hundred thousand waiting ones counts as waiting.
         """
         return self._run(self._inner.locate(job_id))
 
@@ -893,8 +894,8 @@ class QueueFace:
         most: int = 20000,
         newest_first: bool = False,
     ) -> FoundHeads:
-        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were looked at.
-        The jobs are looked at on the server, five hundred at a time, and stay there."""
+        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were read.
+        The jobs are filtered on the server, five hundred at a time."""
         return self._run(
             self._inner.find(state, wanted, start=start, count=count, most=most, newest_first=newest_first)
         )
@@ -985,16 +986,17 @@ class QueueFace:
         return self._run(self._inner.meta())
 
     def unlocked(self, *, count: int = 100) -> list[str]:
-        """Ids of active jobs that nobody holds any more, among the first `count`; a stalled check gives them back."""
+        """Ids of active jobs whose lock has expired, among the first `count`; a stalled check returns them to the
+        queue."""
         return self._run(self._inner.unlocked(count=count))
 
     def ids_without_job(self, *, count: int = 100) -> dict[str, str]:
-        """Ids that stand in line with no job behind them, among the first `count` of each state that can run; and what
+        """Waiting ids without a stored job, among the first `count` of each state that can run; and what
         is wrong with each. Workers drop them. They come from deleting by hand, eviction, and foreign programs."""
         return self._run(self._inner.ids_without_job(count=count))
 
     def oldest_age_ms(self) -> int | None:
-        """How long ago the older of the next jobs in line could first have run, by the server's clock; None when no
+        """How long ago the older of the next waiting jobs could first have run, by the server's clock; None when no
         job waits. A retried job counts from its creation."""
         return self._run(self._inner.oldest_age_ms())
 
@@ -1007,7 +1009,7 @@ class QueueFace:
         return self._run(self._inner.children_counts(_plain(job)))
 
     def children(self, job: str | Job) -> Children:
-        """The children of a job and what became of them, read in pages. Raises JobNotFound."""
+        """The children of a job and their results, read in pages. Raises JobNotFound."""
         return self._run(self._inner.children(_plain(job)))
 
     def metrics(
@@ -1017,15 +1019,15 @@ class QueueFace:
         return self._run(self._inner.metrics(kind, start=start, count=count))
 
     def workers(self) -> list[WorkerInfo] | None:
-        """Workers of any client that are connected to this queue now; None when the server does not let us know.
+        """Workers of any client that are connected to this queue now; None when the server refuses CLIENT LIST.
 
-        Managed servers may forbid CLIENT LIST: "cannot tell" is an answer then, not a failure.
+        Managed servers may forbid it: "unknown" is an answer then, not a failure.
         """
         return self._run(self._inner.workers())
 
     def listeners(self) -> list[WorkerInfo] | None:
         """Readers of this queue's events (`QueueEvents` of any client) that are connected now; None when the server
-        does not let us know. They have no names."""
+        refuses CLIENT LIST. They have no names."""
         return self._run(self._inner.listeners())
 
     @property
@@ -1087,25 +1089,28 @@ class QueueFace:
         return self._run(self._inner.deduplication_owner(deduplication_id))
 
     def remove_deduplication(self, deduplication_id: str) -> bool:
-        """Free a deduplication id, whoever owns it, so that the next add with it makes a job. False: it was free."""
+        """Free a deduplication id, whatever job owns it, so that the next add with it makes a job. False: it was
+        free."""
         return self._run(self._inner.remove_deduplication(deduplication_id))
 
     def lock_holder(self, job_id: str) -> str | None:
-        """The token of the take that holds a job's lock now (`job.token` in its handler); None when nobody does."""
+        """The token of the take that holds a job's lock now (`job.token` in its handler); None when it is not
+        locked."""
         return self._run(self._inner.lock_holder(job_id))
 
     def note_cancelled(self, job_id: str) -> None:
-        """Write the event `cancelled` of a job whose owner has ended the work itself: whoever waits looks again."""
+        """Write the event `cancelled` of a job whose owner has ended the work itself: waiting callers read its state
+        again."""
         self._run(self._inner.note_cancelled(job_id))
 
     def note_late_run(self, run_id: str) -> None:
-        """No event told whoever waits for this run that it has ended."""
+        """No event reported the end of this run to a waiting caller."""
         self._run(self._inner.note_late_run(run_id))
 
     def note_user(self, kind: str, user: str, *, keep_ms: int = 86400000, unless_new: bool = False) -> list[str]:
         """Write down that `user` uses this queue now, and return the others of its kind that did within `keep_ms`.
 
-        `unless_new`: a queue that nobody has added a job to stays as if it were not there.
+        `unless_new`: a queue without any added job is not created.
         """
         return self._run(self._inner.note_user(kind, user, keep_ms=keep_ms, unless_new=unless_new))
 
@@ -1118,7 +1123,7 @@ class QueueFace:
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The finally failed jobs of this queue that wait for somebody."""
+        """The dead letters of this queue: finally failed jobs that need a person."""
         return DeadLetters(self._inner.dead_letters, self._run)
 
     @property

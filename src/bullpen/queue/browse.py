@@ -1,4 +1,4 @@
-"""Look at what is stored: which queues there are, jobs page by page, children, metrics, workers.
+"""Read what is stored: queues, jobs page by page, children, metrics, workers.
 
 In: a connection or a queue. Out: names, jobs, records. Nothing is changed, and what is read is a moment's view: jobs
 move meanwhile. No call makes the server work longer when more jobs are stored: millions are read in pages.
@@ -74,7 +74,7 @@ class WorkerInfo:
     age_s: int
     idle_s: int
     fields: dict[str, str] = field(repr=False)
-    """All that the server tells of the connection."""
+    """All that the server reports about the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,8 @@ class Browsing(QueuePart):
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
     async def unlocked(self, *, count: int = 100) -> list[str]:
-        """Ids of active jobs that nobody holds any more, among the first `count`; a stalled check gives them back."""
+        """Ids of active jobs whose lock has expired, among the first `count`; a stalled check returns them to the
+        queue."""
         check_int("count", count, minimum=1)
         actions = self._ready()
         ids = [job.id for job in await self.jobs(JobState.ACTIVE, count=count)]
@@ -197,7 +198,7 @@ class Browsing(QueuePart):
         return [job_id for job_id, is_held in zip(ids, held, strict=True) if not is_held]
 
     async def ids_without_job(self, *, count: int = 100) -> dict[str, str]:
-        """Ids that stand in line with no job behind them, among the first `count` of each state that can run; and what
+        """Waiting ids without a stored job, among the first `count` of each state that can run; and what
         is wrong with each. Workers drop them. They come from deleting by hand, eviction, and foreign programs."""
         check_int("count", count, minimum=1)
         actions, base, found = self._ready(), self._keys.base.encode(), dict[str, str]()
@@ -221,7 +222,7 @@ class Browsing(QueuePart):
         return {job_id: why for job_id, why in found.items() if not job_id.startswith("0:")}  # a marker of old clients
 
     async def oldest_age_ms(self) -> int | None:
-        """How long ago the older of the next jobs in line could first have run, by the server's clock; None when no
+        """How long ago the older of the next waiting jobs could first have run, by the server's clock; None when no
         job waits. A retried job counts from its creation."""
         next_in_line = [job for state in _IN_LINE for job in await self.jobs(state, count=1)]
         if not next_in_line:
@@ -257,7 +258,7 @@ class Browsing(QueuePart):
         return await self._ready().count_children(id_of(job))
 
     async def children(self, job: str | Job) -> Children:
-        """The children of a job and what became of them, read in pages. Raises JobNotFound."""
+        """The children of a job and their results, read in pages. Raises JobNotFound."""
         job_id, actions, keys = id_of(job), self._ready(), self._keys
         if not await actions.command("EXISTS", keys.job(job_id)):
             raise JobNotFound(keys.name, job_id)
@@ -293,16 +294,16 @@ class Browsing(QueuePart):
         return Metrics(total, tuple(read_int(raw) for raw in points), stored, previous_ms, previous_count)
 
     async def workers(self) -> list[WorkerInfo] | None:
-        """Workers of any client that are connected to this queue now; None when the server does not let us know.
+        """Workers of any client that are connected to this queue now; None when the server refuses CLIENT LIST.
 
-        Managed servers may forbid CLIENT LIST: "cannot tell" is an answer then, not a failure.
+        Managed servers may forbid it: "unknown" is an answer then, not a failure.
         """
         unnamed = client_name(self._keys.prefix, self._keys.name)
         return await self._clients(lambda name: name == unnamed or name.startswith(f"{unnamed}:w:"), len(unnamed) + 3)
 
     async def listeners(self) -> list[WorkerInfo] | None:
         """Readers of this queue's events (`QueueEvents` of any client) that are connected now; None when the server
-        does not let us know. They have no names."""
+        refuses CLIENT LIST. They have no names."""
         listener = client_name(self._keys.prefix, self._keys.name) + ":qe"
         return await self._clients(lambda name: name == listener, len(listener))
 
@@ -330,7 +331,7 @@ class Browsing(QueuePart):
 
 async def find_queues(connection: Connection, prefix: str) -> list[str]:
     """Names of all queues under a prefix that this user may read, sorted. Walks over all keys of the server, or of
-    every primary of a cluster, in steps that block nobody."""
+    every primary of a cluster, in short steps."""
     pattern = f"{literally(prefix)}:*:meta"
     found: set[str] = set()
     async with connection.every_primary() as doors:
@@ -347,7 +348,7 @@ async def find_queues(connection: Connection, prefix: str) -> list[str]:
 
 
 async def _readable(door: Door, names: dict[str, bytes]) -> list[str]:
-    """SCAN tells a user with few rights of everybody's keys, and one foreign queue must not spoil a list."""
+    """SCAN shows all keys, also to a user with few rights, and one foreign queue must not break a list."""
     answers = await door.call_many([("EXISTS", key) for key in names.values()]) if names else []
     return [name for name, answer in zip(names, answers, strict=True) if not _is_forbidden(answer)]
 
@@ -357,8 +358,8 @@ def _is_forbidden(answer: Any) -> bool:
 
 
 def _may_be_queue(name: str) -> bool:
-    """False for keys of others that only look like a queue's: with a colon they belong to some job, and a name that
-    nobody can open must not keep all others from being listed."""
+    """False for foreign keys that only resemble those of a queue: with a colon they belong to a job, and a name that
+    cannot be opened must not prevent the list of all others."""
     try:
         return bool(check_queue_name(name))
     except InvalidOption:
@@ -388,7 +389,7 @@ def _check_states(states: JobState | Iterable[JobState] | None) -> tuple[JobStat
 
 
 async def _read(actions: QueueActions, keys: QueueKeys, ids: list[bytes]) -> list[Job | None]:
-    """The jobs of these ids; None for those that vanished meanwhile, or whose key is no hash."""
+    """The jobs of these ids; None for those that were removed in between, or whose key is not a hash."""
     base = keys.base.encode()
     jobs: list[Job | None] = []
     for first in range(0, len(ids), _HASHES_PER_PAGE):

@@ -27,7 +27,7 @@ class Cancelled(StrEnum):
     DONE = "done"
     """It did not run: it is failed now."""
     REQUESTED = "requested"
-    """It runs, and its worker is asked to end it. It ends as cancelled, unless it ends by itself before."""
+    """It runs, and its worker is asked to stop it. It ends as cancelled, unless it ends before that."""
 
 
 def check_reason(reason: str | None) -> str:
@@ -45,7 +45,7 @@ def cancel_call(
 
 
 def failure_of(queue: str, job_id: str, failed_reason: bytes, said: bytes | None = None) -> JobFailed:
-    """The error of whoever waited for a job that failed. `said`: it was cancelled, with these words."""
+    """The error for a caller that waited for a failed job. `said`: it was cancelled for this reason."""
     if said is not None:
         return JobCancelled(queue, job_id, said.decode("utf-8", "replace"))
     return JobFailed(queue, job_id, failed_reason.decode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""The jobs below a job in its flow: find them, read what became of them, delete those that it still waits for.
+"""The children of a job in its flow: find them, read their results, delete those that it still waits for.
 
 In: something that can reach the server, and the key of a parent. Its children may be jobs of other queues.
 Elsewhere: adding flows (`flows`), removing a job with all below it (`maintain`).
@@ -33,7 +33,7 @@ class ChildrenCounts:
     pending: int
     """Not finished, or failed without a rule for that case: the parent waits for them."""
     ignored: int
-    """Failed, and the parent goes on without them."""
+    """Failed, and the parent continues without them."""
     failed: int
     """Failed, and the parent fails with them."""
 
@@ -110,7 +110,7 @@ async def read_part(server: ScriptRunner, job_key: str, kind: str) -> list[bytes
 
 
 async def children_of(actions: ScriptRunner, job_key: str, *, most: int | None = None) -> AsyncIterator[str]:
-    """Keys of all children of a job, whatever became of them; of each kind at most so many."""
+    """Keys of all children of a job in any state; `most` limits each kind."""
     for part in PARTS.values():
         cursor, left = b"0", most
         while True:

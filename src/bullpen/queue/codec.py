@@ -81,7 +81,7 @@ class Codec:
     ) -> None:
         """`keys`: key id to 32 bytes, or the same as base64; nothing is encrypted without. `above`: data of more bytes
         goes to `store`. `max_bytes`: longer data is neither stored there nor read from there. `also_from`: further
-        queues, as `<prefix>:<queue>`, whose sealed payloads are opened here although somebody moved them.
+        queues, as `<prefix>:<queue>`, whose sealed payloads are opened here after they were moved.
         `refuse_plain`: jobs whose data is not encrypted fail without being run."""
         self.also_from = frozenset(check_texts("also_from", also_from))
         if keys is None and store is None:

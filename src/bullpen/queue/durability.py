@@ -79,7 +79,7 @@ def check_replicas(connection: Connection, level: Durability, replies: list[Any]
     """Judge the answers to REPLICA_QUESTIONS before the first add of a level.
 
     Only then: replicas that go away later come back, and after a failover none may be connected for a moment. A server
-    that took over from another, one that is no primary, and one that does not tell are not judged.
+    that took over from another, one that is not a primary, and one that does not report it are not judged.
     """
     info = {} if isinstance(replies[0], Exception) else parse_info(replies[0])
     told = info.get("connected_slaves", "")
@@ -218,7 +218,7 @@ class DurableCalls:
     # ---- whether a level can be true ---------------------------------------------------------------------------
 
     async def _check_before(self, level: Durability, queue: QueueKeys, give_up_at: float) -> None:
-        """Refuse before anything is written where the promise cannot be kept; wait for a server that is away."""
+        """Refuse before anything is written when the level cannot be reached; wait for an unreachable server."""
         patience = Patience(until=give_up_at)
         while True:
             try:
@@ -232,7 +232,7 @@ class DurableCalls:
                     raise ConnectionLost(f"queue {queue.name!r}: nothing was written; {error}") from error
 
     async def _check_fsync(self, queue: QueueKeys, left_s: float) -> None:
-        """Look at the server that the present wire leads to, once per wire."""
+        """Check the server of the present socket, once per socket."""
         wire = await self._door.wire()
         if wire is self._checked:
             return

@@ -38,7 +38,7 @@ PAGE = 1_000
 
 
 class StreamClosed(Exception):
-    """We closed the door ourselves: reading ends."""
+    """This side closed the client: reading ends."""
 
 
 class EventStream:
@@ -92,7 +92,7 @@ class EventStream:
         return event_id.decode() != self.position and not _after(event_id, self.position)
 
     async def start(self) -> None:
-        """Fix the position; waits for a server that is away."""
+        """Fix the position; waits while the server is unreachable."""
         while self._position is None:
             try:
                 _, written, _, _, newest = await self._evaluate("$")
@@ -144,7 +144,7 @@ class EventStream:
         """Wait for what comes next. While our last event is still in the stream, nothing behind it can be gone.
 
         Both commands go in one write, and a server runs what one client sent together without another in between. An
-        event with the id of ours that holds something else: the stream was deleted and has begun anew, in the same
+        event with the id of ours that holds something else: the stream was deleted and created again, in the same
         millisecond. What it holds is read from its beginning.
         """
         read = _blocked_read(self._key, self.position)
@@ -189,7 +189,7 @@ class QueueEvents:
                 print(event.event, event.job_id)
 
     Entering waits until the position is fixed: events of jobs added afterwards are seen. Raises EventsLost when the
-    stream was trimmed before it was read (raise `events_max_len`, or read faster); iterate again to go on with what
+    stream was trimmed before it was read (raise `events_max_len`, or read faster); iterate again to continue with what
     is there. Instead of iterating, give functions to `on` and `await events.run()`.
     """
 

@@ -1,4 +1,4 @@
-"""What a queue tells others about itself: events of one's own, and its numbers for Prometheus under BullMQ's names.
+"""What a queue publishes: custom events, and its metrics for Prometheus under BullMQ's names.
 
 In: a queue. Out: an entry of its event stream, or text. Elsewhere: reading events (`events`), the numbers of bullpen
 (`bullpen.ops.metrics`), the meter of OpenTelemetry (`bullpen.ops.meter`).
@@ -27,7 +27,7 @@ _ESCAPED: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Exporting(QueuePart):
-    """What a `Queue` tells others."""
+    """What a `Queue` publishes."""
 
     async def publish_event(
         self, event: str, fields: Mapping[str, Any] | None = None, *, max_len: int | None = None

@@ -142,7 +142,7 @@ class ChildrenPage:
 
 @dataclass(frozen=True, slots=True)
 class BlockedParent(Generic[JobT_co]):
-    """A job that waits for children of which some will not end by themselves."""
+    """A job that waits for children, some of which cannot end without help."""
 
     job: JobT_co
     failed: tuple[str, ...]
@@ -249,7 +249,7 @@ class Flows(QueuePart):
 
         When a job with the id of the root exists, nothing is stored, and the returned root is that job: its `added` is
         DUPLICATE and it has no children here. So adding a flow again is safe if its root has a `job_id`. A leaf whose
-        id exists becomes a child, with what became of it; raises JobStateConflict, with nothing stored, when it is
+        id exists becomes a child, with its state; raises JobStateConflict, with nothing stored, when it is
         another's child. Else raises as `add`.
         """
         return (await self.add_flows([flow], durability=durability, add_deadline=add_deadline))[0]
@@ -309,10 +309,10 @@ class Flows(QueuePart):
         return await seal_each(sealers, packed)
 
     async def get_flow(self, job: str | Job, *, depth: int = 10, max_children: int = 20) -> FlowNode | None:
-        """A job and those below it in its flow, as they are stored now; None when there is no such job.
+        """A job and its descendants in its flow, as they are stored now; None when there is no such job.
 
         At most `max_children` of each kind (processed, pending, ignored, failed) per job, `depth` levels in all. A
-        child that is gone is left out, and so is one that stands in the tree already: anybody may have written what a
+        child that was removed is left out, and so is one that is in the tree already: anybody may have written what a
         job lists as its children.
         """
         check_int("depth", depth, minimum=1)
@@ -367,18 +367,18 @@ class Flows(QueuePart):
     async def blocked_parents(self) -> AsyncIterator[BlockedParent]:
         """Jobs of this queue that wait for children which failed finally without a rule for that, or are gone.
 
-        Such a parent waits until somebody retries or removes the child. Of each parent the first 1000 pending children
-        are looked at. Reads in pages; nothing is changed.
+        Such a parent waits until the child is retried or removed. Of each parent the first 1000 pending children
+        are checked. Reads in pages; nothing is changed.
         """
         actions, start = self._ready(), 0
         while ids := await actions.command("ZRANGE", self._keys.waiting_children, start, start + _PARENTS_PER_PAGE - 1):
             start += len(ids)
             for raw in ids:
-                blocked = await self._look_at_parent(actions, raw.decode("utf-8", "surrogateescape"))
+                blocked = await self._read_parent(actions, raw.decode("utf-8", "surrogateescape"))
                 if blocked is not None:
                     yield blocked
 
-    async def _look_at_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
+    async def _read_parent(self, actions: QueueActions, job_id: str) -> BlockedParent | None:
         scan = ("SSCAN", self._keys.dependencies(job_id), "0", "COUNT", _CHILDREN_LOOKED_AT)
         (page,) = await actions.commands([scan], or_none=is_wrong_type)
         keys = [raw.decode("utf-8", "surrogateescape") for raw in (page[1][:_CHILDREN_LOOKED_AT] if page else ())]

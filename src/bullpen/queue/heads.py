@@ -23,7 +23,7 @@ PREVIEW_BYTES: Final = 800
 _LARGE: Final = ("data", "returnvalue", "stacktrace", "failedReason", "progress", "opts")
 _PER_CALL: Final = 200
 _ASKED_PER_CALL: Final = 500
-"""Jobs that one script looks at: a few milliseconds."""
+"""Jobs that one script reads: a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class HeadFilter:
     text: str = ""
     """Somewhere in its id, or in the beginning of its data or error; the case of A to Z does not matter."""
     attempts: int | None = None
-    """So many were made, or more."""
+    """At least this many were made."""
     since_ms: int | None = None
     """Added then or later."""
     until_ms: int | None = None
@@ -96,8 +96,8 @@ class Heads(QueuePart):
         most: int = 20_000,
         newest_first: bool = False,
     ) -> FoundHeads:
-        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were looked at.
-        The jobs are looked at on the server, five hundred at a time, and stay there."""
+        """The next ids in a state that fit, from position `start`: until there are `count`, or `most` were read.
+        The jobs are filtered on the server, five hundred at a time."""
         check_int("start", start, minimum=0)
         found, position = list[str](), start
         while position - start < most:
@@ -121,7 +121,7 @@ class Heads(QueuePart):
             [
                 self._keys.base,
                 wanted.name,
-                _small_letters(wanted.text),
+                _lower_case(wanted.text),
                 PREVIEW_BYTES,
                 *("" if each is None else each for each in bounds),
                 *(each.encode("utf-8", "surrogateescape") for each in ids),
@@ -173,6 +173,6 @@ class Heads(QueuePart):
         return int(await actions.command("ZCOUNT", getattr(keys, state.name.lower()), *bounds))
 
 
-def _small_letters(text: str) -> str:
+def _lower_case(text: str) -> str:
     """As the script makes them: of A to Z only."""
     return "".join(char.lower() if char.isascii() else char for char in text)

@@ -1,6 +1,6 @@
 """When to tidy a queue again.
 
-In: how often its worker has settled jobs. Out: the moment to look again. Elsewhere: what is tidied (`retention`,
+In: how often its worker has settled jobs. Out: the moment of the next poll. Elsewhere: what is tidied (`retention`,
 `leftovers`).
 """
 
@@ -18,8 +18,8 @@ _LONGEST_S: Final = 300.0
 
 
 async def until_worth_looking(settled: Callable[[], int], seen: int, every_s: float) -> None:
-    """Wait until more was settled than was seen, asked every so many seconds: two hundred idle queues must not cost the
-    server two hundred looks each quarter of a minute."""
+    """Wait until more was settled than was seen, polled at an interval: two hundred idle queues must not cost the
+    server two hundred polls each quarter of a minute."""
     for _ in range(math.ceil(_LONGEST_S / every_s)):
         await asyncio.sleep(every_s)
         if settled() != seen:

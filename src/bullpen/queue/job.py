@@ -67,7 +67,8 @@ class Added(StrEnum):
 class BlockedBy:
     """The job that was there first, and where it is.
 
-    With more than ten thousand in line, or many such ids in one call, "waiting" is concluded: it is in no other state.
+    With more than ten thousand waiting jobs, or many such ids in one call, "waiting" is concluded: it is in no other
+    state.
     """
 
     __slots__ = ("job_id", "state")
@@ -151,7 +152,7 @@ _UNSET: Final = {
 class Job(Generic[DataT_co]):
     """A job at the moment it was read, added or taken.
 
-    `Job[Order]` tells type checkers what `job.data` is: a `TypedDict`, `list[int]`, whatever JSON makes of what was
+    `Job[Order]` gives type checkers the type of `job.data`: a `TypedDict`, `list[int]`, whatever JSON makes of what was
     added. Nothing is converted or checked by it; a task does both. `Job` alone is `Job[Any]`.
 
     Inside a handler `attempts_made` counts earlier attempts: it is 0 in the first one.
@@ -180,8 +181,8 @@ class Job(Generic[DataT_co]):
     token: str
     """Lock token while a worker holds the job; internal and never part of `to_json`."""
     cancelled: bool
-    """True once the job's run is pointless: somebody cancelled it, its time is up or its lock is lost. Handlers in
-    threads should look at it."""
+    """True once the run is pointless: the job was cancelled, its time is over or its lock is lost. Handlers in
+    threads should check it."""
     added: Added
     blocked_by: BlockedBy | None
     durability: str
@@ -220,7 +221,7 @@ class Job(Generic[DataT_co]):
 
     @property
     def key(self) -> JobKey:
-        """Its key, for `parent=`. `str(job.key)` is what stands in `children_values()` of its parent."""
+        """Its key, for `parent=`. `str(job.key)` is the job's key in `children_values()` of its parent."""
         return JobKey(self.id, self._actions.queue_key)
 
     @property
@@ -299,7 +300,7 @@ class Job(Generic[DataT_co]):
 
     @property
     def cancel_reason(self) -> str | None:
-        """What whoever cancelled the job said, empty when nothing; None when nobody did."""
+        """The reason given when the job was cancelled, empty without one; None when it was not cancelled."""
         return self.record.cancel_reason if self._cancel_reason is None else self._cancel_reason
 
     def note_cancelled(self, reason: str) -> None:
@@ -392,7 +393,7 @@ class Job(Generic[DataT_co]):
         return PARTS["processed"].read(await self._actions.read_children(self.id, "processed"))
 
     async def ignored_children(self) -> dict[str, str]:
-        """Why children failed whose failure this job goes on without (`ignore`, `continue_parent`), by their keys."""
+        """Reasons of failed children that do not stop this job (`ignore`, `continue_parent`), by their keys."""
         return PARTS["ignored"].read(await self._actions.read_children(self.id, "ignored"))
 
     async def failed_children(self) -> dict[str, str]:
@@ -405,7 +406,7 @@ class Job(Generic[DataT_co]):
         return await self._actions.count_children(self.id)
 
     async def leave_parent(self) -> bool:
-        """Be nobody's child any more, while the parent still waits for this job; the parent is released when it waits
+        """Stop being a child while the parent still waits for this job; the parent is released when it waits
         for nothing else. False: no parent waits for it. Raises JobNotFound."""
         return await self._actions.leave_parent(self.id)
 
@@ -419,7 +420,7 @@ class Job(Generic[DataT_co]):
         """Delete the children that this job still waits for, with all below them; those that run, and those that failed
         and hold it up, stay. Returns how many.
 
-        For a parent that goes on after a child failed (`continueParentOnFailure`): it cannot complete while children
+        For a parent that continues after a child failed (`continueParentOnFailure`): it cannot complete while children
         are pending.
         """
         return await self._actions.remove_unprocessed_children(self.id)
@@ -437,7 +438,7 @@ class Job(Generic[DataT_co]):
         await self._actions.changes.promote(self.id)
 
     async def retry(self, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or completed) job back in line; see `Queue.retry`."""
+        """Run a failed (or completed) job again; see `Queue.retry`."""
         await self._actions.changes.retry(self.id, state=state, reset_attempts=reset_attempts)
 
     async def change_delay(self, delay: int | timedelta) -> None:

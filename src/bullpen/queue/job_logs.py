@@ -2,7 +2,7 @@
 
 In: what a worker reports of a job. Out: one line each. A failed attempt is a warning that says when the next one is; a
 final failure is an error with the traceback; a lost lock, a stall and a suspect are warnings; start and end are for
-debugging. Fields of the job stand in `extra`, under the names of every log record of ours. Elsewhere: hiding secrets
+debugging. Fields of the job stand in `extra`, under the names of all log records. Elsewhere: hiding secrets
 (`bullpen._kernel.logs`), callbacks and telemetry (`bullpen.worker.reports`).
 """
 
@@ -32,7 +32,7 @@ _DROPPED: Final = {
 
 
 def read_dropped(flat: Sequence[bytes]) -> list[tuple[str, str]]:
-    """Ids without a job, each with what its key is, as scripts tell them."""
+    """Ids without a job, each with the type of its key, as scripts report them."""
     texts = [raw.decode("utf-8", "replace") for raw in flat]
     return list(zip(texts[::2], texts[1::2], strict=True))
 
@@ -55,7 +55,7 @@ class JobLogs:
             )
 
     def ended(self, job: Job, how: str) -> None:
-        """The run is over. Of one that began before starts were logged nobody knows how long it took."""
+        """The run is over. Its duration is unknown when it started before starts were logged."""
         started = self._started.pop(job, None)
         if started is not None:
             took_ms = round((time.monotonic() - started) * 1000)
@@ -123,7 +123,7 @@ class JobLogs:
 
 
 def _attempt(job: Job) -> str:
-    """Which attempt this is. A job that somebody put back in line may have used all of its own, and another client may
+    """Which attempt this is. A job that was retried may have used all of its own, and another client may
     have stored any number."""
     number, most = job.attempts_made + 1, job.opts.attempts
     return f"attempt {number} of {most}" if number <= most else f"an attempt beyond its {most}"

@@ -36,9 +36,9 @@ class LaneSettings:
     """Turns per round, 1 unless given: a lane of weight 3 gets three times the share of one with 1. It holds for jobs
     that are added from then on."""
     concurrency: int | None = None
-    """How many of its jobs may run at once, over all workers of ours."""
+    """How many of its jobs may run at once, over all bullpen workers."""
     rate: RateLimit | None = None
-    """How many of its jobs may start per time, over all workers of ours."""
+    """How many of its jobs may start per time, over all bullpen workers."""
     paused: bool = False
     """Its jobs wait."""
     size: int | None = None
@@ -47,7 +47,7 @@ class LaneSettings:
 
     @staticmethod
     def read(raw: bytes | None) -> LaneSettings:
-        """The words of a stored field. Never raises: what cannot be read is not said."""
+        """The parts of a stored field. Never raises: an unreadable part is left out."""
         words = [*(raw or b"").decode("utf-8", "replace").split(" "), *(["-"] * 6)][:6]
         weight, concurrency, most, duration_ms, paused, size = map(_number, words)
         return LaneSettings(
@@ -61,7 +61,7 @@ class LaneSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneInfo:
-    """One lane at the moment when it was looked at."""
+    """One lane at the time of reading."""
 
     name: str
     settings: LaneSettings
@@ -121,7 +121,7 @@ class Lanes:
         await self._configure(check_lane(lane), lane_words(paused=False))
 
     async def remove(self, lane: str | None) -> None:
-        """Forget what was set for a lane. Its jobs stay, and go on as those of any other."""
+        """Remove the settings of a lane. Its jobs stay and are treated like those of any other."""
         await self._configure(lane, REMOVED)
 
     async def get(self, lane: str | None) -> LaneSettings:
@@ -129,7 +129,7 @@ class Lanes:
         return LaneSettings.read(await self._actions.command("HGET", self._keys.meta, f"bplane:{_name(lane)}"))
 
     async def list(self) -> list[LaneInfo]:
-        """Lanes that have settings, or jobs that wait or run, by name. Looks at each of those jobs."""
+        """Lanes that have settings, or jobs that wait or run, by name. Reads each of those jobs."""
         keys = self._keys
         flat = await self._actions.command("HGETALL", keys.meta)
         lanes: dict[str, LaneInfo] = {}
@@ -180,7 +180,7 @@ def lane_words(
     paused: bool | None = None,
     size: int | Nothing | None = None,
 ) -> tuple[str, ...]:
-    """The words for the script `configure_lane`; raises InvalidOption."""
+    """The arguments of the script `configure_lane`; raises InvalidOption."""
     words = (_weight(weight), _count("concurrency", concurrency), *_rate(rate))
     return (*words, "" if paused is None else "1" if paused else "-", _count("size", size))
 

@@ -1,4 +1,4 @@
-"""Why a result did not come in time, as far as the server can tell.
+"""Why a result did not come in time, as far as the server shows it.
 
 In: the job's state, and what `CLIENT LIST` and the queue's own settings say. Out: a ResultTimeout that says what to do.
 Elsewhere: waiting (`events`, `sync`).
@@ -13,7 +13,7 @@ from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys, client_name
 
 PATIENCE_S: Final = 1.0
-"""How long the server is asked for the reason: whoever set a timeout does not want to wait for much longer."""
+"""How long the server is asked for the reason: a caller with a timeout must not wait much longer."""
 
 
 class Circumstances:

@@ -3,7 +3,7 @@ process, and noted at the queue, where an operator's command sees them.
 
 In: jobs, ends of jobs and requests that only a fallback poll found. Out: the count of `bullpen._kernel.telemetry`, and
 a field of the queue's `meta`.
-Clients that set no marker (BullMQ 4.x and older) wake nobody: what they leave as the version of the queue, or do not
+Clients that set no marker (BullMQ 4.x and older) wake no worker: what they leave as the version of the queue, or do not
 leave, exempts its jobs.
 """
 
@@ -28,7 +28,7 @@ LATE_FIELDS: Final = {"worker": "bplate", "results": "bplateres", "runs": "bplat
 async def note_late_wakeup(
     actions: SendsScripts, keys: QueueKeys, job_ids: Sequence[str], count: int, now_ms: int
 ) -> None:
-    """A worker found so many jobs late."""
+    """How many jobs a worker found late."""
     try:
         (version,) = await actions.command("HMGET", keys.meta, "version")
         if not _sets_markers(version):
@@ -40,19 +40,19 @@ async def note_late_wakeup(
 
 
 async def note_late_result(actions: SendsScripts, keys: QueueKeys, job_id: str) -> None:
-    """No event told whoever waits for this job that it has ended."""
+    """No event reported the end of this job to a waiting caller."""
     telemetry.late_wakeup("results", queue=keys.name, job_id=job_id)
     await _note_one(actions, keys, "results")
 
 
 async def note_late_run(actions: SendsScripts, keys: QueueKeys, run_id: str) -> None:
-    """No event told whoever waits for this run that it has ended."""
+    """No event reported the end of this run to a waiting caller."""
     telemetry.late_wakeup("runs", queue=keys.name, run_id=run_id)
     await _note_one(actions, keys, "runs")
 
 
 async def note_late_cancel(actions: SendsScripts, keys: QueueKeys, job_id: str) -> None:
-    """No message told the worker of this job that somebody cancelled it."""
+    """No message reported a cancel to the worker of this job."""
     telemetry.late_wakeup("cancels", queue=keys.name, job_id=job_id)
     await _note_one(actions, keys, "cancels")
 
@@ -78,7 +78,7 @@ def read_late_wakeups(meta: Mapping[str, str]) -> dict[str, tuple[int, datetime]
 
 
 def read_note(text: str) -> tuple[int, datetime] | None:
-    """How many, and when the last one was; None: there is no note, or it cannot be read."""
+    """How many, and when the last one was; None: none recorded, or not readable."""
     try:
         count, at_ms = map(int, text.split())
         return count, datetime.fromtimestamp(at_ms / 1000, UTC)

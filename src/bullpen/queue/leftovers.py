@@ -1,7 +1,7 @@
 """Delete what the lanes of a queue kept, when another client has deleted the queue.
 
 Other clients do not know these keys, so their obliterate leaves them, for up to a week. In: a queue. Out: nothing. The
-mark of lanes in `meta` goes with the queue: a worker that has seen it, and then sees none, looks for the keys. Any
+mark of lanes in `meta` goes with the queue: a worker that has seen it, and then sees none, searches the keys. Any
 number of workers may do it. Elsewhere: our own obliterate, which deletes all of ours (`maintain`).
 """
 
@@ -34,17 +34,17 @@ class Leftovers:
         self._had_lanes = False
 
     async def run(self) -> None:
-        """Look now and then until cancelled. What fails is tried again; in the end the keys expire."""
+        """Poll until cancelled. A failure is tried again; in the end the keys expire."""
         await asyncio.sleep(_FIRST_AFTER_S)
         while True:
             settled = self._settled()
             try:
-                await self._look()
+                await self._poll()
             except BullpenError as error:
                 logger.debug("queue %r: keys of removed lanes could not be searched for: %s", self._keys.name, error)
             await until_worth_looking(self._settled, -1 if self._had_lanes else settled, _EVERY_S)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         if await self._actions.command("HEXISTS", self._keys.meta, "bplanes"):
             self._had_lanes = True
         elif self._had_lanes:

@@ -23,7 +23,7 @@ class Limits(QueuePart):
     """The limits of a `Queue`."""
 
     async def set_global_concurrency(self, most: int) -> None:
-        """Let at most so many jobs run at the same time, over all workers of all clients."""
+        """Limit how many jobs run at the same time, over all workers of all clients."""
         check_int("most", most, minimum=1)
         await self._configure("concurrency", most)
 
@@ -46,7 +46,7 @@ class Limits(QueuePart):
         await self._configure("max", most, "duration", to_ms("duration", duration, minimum=1))
 
     async def remove_global_rate_limit(self) -> None:
-        """Remove the limit. Workers of ours that wait for the end of a window go on at once."""
+        """Remove the limit. Bullpen workers that wait for the end of a window continue at once."""
         await self._configure("max", "", "duration", "")
 
     async def global_rate_limit(self) -> RateLimit | None:
@@ -60,12 +60,12 @@ class Limits(QueuePart):
         """Let no job start for `duration` (ms or timedelta).
 
         Our workers obey it always. Node's obey it only when they or the queue have a rate limit at all: a worker
-        without one never looks at the window.
+        without one never reads the window.
         """
         await self._configure(pause_ms=to_ms("duration", duration, minimum=1))
 
     async def lift_rate_limit(self) -> None:
-        """End the current window or pause now. Workers of ours that wait for its end go on at once."""
+        """End the current window or pause now. Bullpen workers that wait for its end continue at once."""
         await self._configure(pause_ms=0)
 
     async def rate_limit_ttl(self, most: int | None = None) -> int:

@@ -16,9 +16,9 @@ from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
 
 _STEP: Final = 4_000
-"""Between two places where the ids read last are looked for; the script looks 2500 ids to either side."""
+"""Distance between two places where the last read ids are searched; the script searches 2500 ids to either side."""
 _FURTHEST: Final = 10_000
-"""So many ids may have come in front of them meanwhile."""
+"""How many ids may have come in front of them in the meantime."""
 _STRICT_PAGE: Final = 5_000
 _STRICT_ANCHORS: Final = 50
 _MOST_RESTARTS: Final = 5
@@ -96,7 +96,7 @@ async def _next_page(
 
 
 def _places(position: int) -> Iterator[int]:
-    """Where to look for the ids read last: where they stood, then nearer to where reading began, then beyond."""
+    """Where to search the last read ids: where they were, then nearer to where reading started, then beyond."""
     yield from range(position, -_STEP, -_STEP)
     yield from range(position + _STEP, position + _FURTHEST + 1, _STEP)
 

@@ -1,4 +1,4 @@
-"""Where one job stands, and what its queue lets run: all that tells why it does not run.
+"""The position of one job and the limits of its queue: everything that explains why it does not run.
 
 In: the id of a job. Out: its state, its record and the numbers around it, in two calls whose cost does not grow with
 the number of jobs. Elsewhere: what follows from them (`bullpen.ops.explain`), a job alone (`Queue.get_job`).
@@ -16,7 +16,7 @@ __all__ = ["JobPosition", "Locating"]
 
 _SCORE_PER_MS: Final = 4_096
 COUNTED: Final = 100_000
-"""Places of a list that are looked through for a job."""
+"""Entries of a list that are searched for a job."""
 
 
 class JobPosition(TypedDict):
@@ -24,7 +24,7 @@ class JobPosition(TypedDict):
 
     is_paused: bool
     lock_ms: int | None
-    """For how long its lock holds; None: nobody has it."""
+    """Time until its lock expires; None: not locked."""
     due_ms: int | None
     started_in_window: int
     window_ms: int
@@ -45,7 +45,7 @@ class Locating(QueuePart):
     async def locate(self, job_id: str) -> tuple[JobState, JobRecord | None, int, JobPosition]:
         """State, record, the server's clock in ms, and the numbers around the job. No record: there is no such job.
 
-        A job that no other state has and that is not met among the first hundred thousand in line counts as waiting.
+        A job that is in no other state and not among the first hundred thousand waiting ones counts as waiting.
         """
         actions, keys = self._ready(), self._keys
         found = await actions.read(job_id)

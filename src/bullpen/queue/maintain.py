@@ -1,8 +1,8 @@
-"""Look after a queue and its jobs: drain, clean, obliterate, and what is done to one job (`changes`) by its id.
+"""Maintain a queue and its jobs: drain, clean, obliterate, and what is done to one job (`changes`) by its id.
 
 In: a queue and what shall happen. Out: how many jobs it happened to, or an error that says why not. Each change is
 one atomic script with its events; what touches many jobs goes in steps of a bounded size, so that no call holds up
-the server, and goes on until it is done. A step whose reply was lost is repeated; repeating changes nothing more, but
+the server, and continues until it is done. A step whose reply was lost is repeated; repeating changes nothing more, but
 what it did may be missing from the count.
 Elsewhere: limits (`limits`), pausing (`queue`), dead letters (`bullpen.queue.dead_letters.operations`).
 """
@@ -68,7 +68,7 @@ class Maintenance(QueuePart):
         await self._ready().changes.promote(id_of(job))
 
     async def retry(self, job: str | Job, *, state: JobState = JobState.FAILED, reset_attempts: bool = False) -> None:
-        """Put a failed (or, if `state` says so, a completed) job back in line. Its dead letter goes.
+        """Run a failed (or, with `state`, a completed) job again. Its dead letter is removed.
 
         Without `reset_attempts` it has only those attempts that were left, at least one. Raises JobNotFound, or
         JobStateConflict when it is not in that state (any more).
@@ -76,10 +76,10 @@ class Maintenance(QueuePart):
         await self._ready().changes.retry(id_of(job), state=state, reset_attempts=reset_attempts)
 
     async def cancel(self, job: str | Job, reason: str | None = None) -> Cancelled:
-        """End a job wherever it is, with a reason for whoever waits for its result.
+        """Cancel a job in any state, with a reason for callers that wait for its result.
 
         One that waits, is delayed or waits for children is failed at once (DONE): it made no attempt, is not retried
-        and gets no dead letter, and its parent sees a failed child. One that runs in a worker of ours is asked to end
+        and gets no dead letter, and its parent sees a failed child. A bullpen worker that runs it is asked to stop it
         (REQUESTED): its worker hears of it within half a second. One that runs in a worker of another client ends
         there as it will; it is not tried again. Cancelling twice changes nothing.
 
@@ -128,7 +128,7 @@ class Maintenance(QueuePart):
     async def promote_all(self, *, count: int | None = None) -> int:
         """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
 
-        With `count` at most so many, those that would be due first.
+        With `count`, at most this many: those that are due first.
         """
         keys, promoted = self._keys, 0
         left = math.inf if count is None else check_int("count", count, minimum=1)
@@ -151,7 +151,7 @@ class Maintenance(QueuePart):
         until: datetime | None = None,
         reset_attempts: bool = False,
     ) -> int:
-        """Put failed (or completed) jobs back in line, oldest first. Their dead letters go. Returns how many.
+        """Run failed (or completed) jobs again, oldest first. Their dead letters are removed. Returns how many.
 
         Only those that finished until now, or `until`, so that a job which fails again is not retried for ever; and
         at most `count`.
@@ -176,7 +176,7 @@ class Maintenance(QueuePart):
     async def drain(self, *, delayed: bool = False) -> int:
         """Delete all jobs that wait (with `delayed`, those too); running and finished ones stay. Returns how many.
 
-        The job that a scheduler made last stays, so that the scheduler goes on. Parents of this queue that lose
+        The newest job of a scheduler stays, so that the scheduler continues. Parents of this queue that lose
         their last pending child go with it; parents in other queues are released.
         """
         structures = [("wait", True), ("paused", True), ("prioritized", False), *([("delayed", False)] * delayed)]
@@ -255,12 +255,12 @@ class Maintenance(QueuePart):
     async def remove_orphans(self, *, restorable: bool = False, limit: int | None = None) -> int:
         """Delete what is left of jobs that no state lists: hashes, logs, locks and deduplication ids. Returns how many.
 
-        A job that has not finished is left, because `restore_orphans` can put it back in line; with `restorable` it is
-        deleted too. With `limit` at most so many.
+        A job that has not finished is left, because `restore_orphans` can put it back into the queue; with `restorable`
+        it is deleted too. With `limit`, at most this many.
 
         They come from evicted keys, from deleting by hand, or from bugs of other clients. Walks over all keys of the
-        server, in steps that block nobody, and keeps the ids of all jobs in memory meanwhile. Jobs that move while it
-        looks are safe; raises JobStateConflict when they move so much that some leftovers cannot be told from them.
+        server, in short steps, and keeps the ids of all jobs in memory. Jobs that move during the search
+        are safe; raises JobStateConflict when they move so much that some leftovers cannot be identified.
         """
         return await remove_orphans(
             self._ready(),
@@ -272,9 +272,9 @@ class Maintenance(QueuePart):
         )
 
     async def restore_orphans(self) -> int:
-        """Put jobs back in line that have not finished and that no state lists. Returns how many. Deletes nothing.
+        """Put unfinished jobs that are in no state back into the queue. Returns how many. Deletes nothing.
 
-        They lost their place: to a client before BullMQ 6 that resumed the queue, or to a failover. Looks as
+        They were lost by a client before BullMQ 6 that resumed the queue, or by a failover. Searches as
         `remove_orphans` does.
         """
         return await remove_orphans(

@@ -1,16 +1,17 @@
-"""Find what is left of jobs that no state lists; delete it, or put it back in line.
+"""Find jobs that are in no state; delete them, or put them back into the queue.
 
 In: a queue's keys and something that can reach the server. Out: how many keys were deleted. No call takes longer when
 more jobs are stored; the ids of all jobs are in this process's memory meanwhile.
 Elsewhere: the one step that deletes (`remove_orphans.lua`), reading lines that move (`lists`).
 
-A live job that is taken for an orphan is a lost job, and jobs move while we look. So:
+A live job that is taken for an orphan is a lost job, and jobs move during the search. So:
 
-1. Every key of the queue is scanned; who is met in a set or a line is acquitted. That only leaves fewer to look at.
-2. Where the lines are short, one script call looks through all sets and lines and deletes: one instant, no race.
+1. Every key of the queue is scanned; who is met in a set or a line is acquitted. That only reduces the suspects.
+2. Where the lists are short, one script call searches all sets and lists and deletes: one instant, no race.
 3. Where they are long, each suspect is *marked* in one script call which sees that it is in no set, has no lock and
-   stands at no end of a line. Then the lines are read, `active` before the waiting line; who is met is acquitted. A
-   second call deletes a suspect that is in no set, has no lock, stands at no end, and whose mark is as it was written.
+   is at no end of a list. Then the lists are read, `active` before the waiting list; a job that is found is acquitted.
+   A second call deletes a suspect that is in no set, has no lock, stands at no end, and whose mark is as it was
+   written.
 
 Why a live job survives step 3. When it was marked it was in a line, since it was in no set. When it is judged it is in
 a line again, or the judge sees it. In between either
@@ -20,15 +21,15 @@ a line again, or the judge sees it. In between either
   the instant of each call all waiting jobs were in the line that was read, or the attempt does not count; or
 - it was taken and came back. Every client that takes a job writes `processedOn` and counts `ats`, a stall counts `stc`,
   a failure leaves a stack trace: the mark holds all of these and differs now; or
-- it was deleted and added anew: the new hash has no mark; or
-- its priority was changed and it stands in a line again. Ours takes the mark away. Another client may leave the hash as
+- it was deleted and added again: the new hash has no mark; or
+- its priority was changed and it is in a list again. Ours takes the mark away. Another client may leave the hash as
   it was, by changes that end where they began; it then puts the job on the left, which the walk reaches last, or
   (`lifo`) at the running end, whose ten thousand ids are read again after the walk.
 
 A call that is repeated because its reply was lost changes nothing: a mark of the same search is not written again, so a
 first copy that the server gets to late cannot make it look fresh.
 
-A search that is interrupted leaves marks and nothing else; nobody reads them, and the next search writes its own.
+An interrupted search leaves only marks; they are not read, and the next search writes its own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MOST_LOOKED_AT: Final = 20_000
 
 
 Mode = Literal["delete", "all", "restore"]
-"""`delete` leaves jobs that have not finished, since they can be put back in line; `all` deletes them too; `restore`
+"""`delete` leaves jobs that have not finished, since they can be queued again; `all` deletes them too; `restore`
 puts them back and deletes nothing."""
 
 
@@ -108,7 +109,7 @@ async def remove_orphans(
 async def find_orphans(actions: QueueActions, keys: QueueKeys, *, count: int) -> list[str]:
     """Ids of jobs that no state lists, among the first `count` that a bounded scan meets. Changes nothing.
 
-    Where lines are so long that only a search could tell, a job counts as listed: this is a sample, not a verdict.
+    Where lists are so long that only a search could show it, a job counts as listed: this is a sample, not a verdict.
     """
     met: list[str] = []
     seen_keys = 0
@@ -163,7 +164,7 @@ class _Court:
         suspects.clear()
 
     async def _order(self, suspects: set[str]) -> list[str]:
-        """Those that go back in line do so in the order in which they were added: by time, then by id."""
+        """Jobs return to the queue in the order in which they were added: by time, then by id."""
         if self._mode != "restore":
             return list(suspects)
         ids, added = list(suspects), list[tuple[int, int, str]]()

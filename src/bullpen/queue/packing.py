@@ -31,7 +31,7 @@ from bullpen.wire.scripts import SCRIPTS
 MOST_JOBS_PER_CALL: Final = 200
 MOST_BYTES_PER_CALL: Final = 1024 * 1024
 ADD_DEADLINE_S: Final = 5.0
-"""How long an add or a read waits for a server that is away: whoever serves a request must not hang."""
+"""How long an add or a read waits for an unreachable server: a web request must not hang."""
 _SHORTEST_CALL_TTL_MS: Final = 60_000
 VERSION_FIELD: Final = f"bullpen:{_version.__version__}"
 
@@ -90,10 +90,10 @@ def refusal(why: bytes, job: PackedJob, queue: str) -> BullpenError:
 
 
 class Stored(NamedTuple):
-    """What the script tells in its reply."""
+    """What the script reports in its reply."""
 
     now: bytes
-    """The server's time in ms. Numbers stay text until somebody asks for them."""
+    """The server's time in ms. Numbers stay text until they are read."""
     first: bytes
     """Number of the first job: what an id is made of."""
     last_event: bytes
@@ -103,7 +103,7 @@ class Stored(NamedTuple):
     stored."""
 
     def records(self, jobs: Iterable[PackedJob]) -> list[JobRecord]:
-        """What the script stored, written out when somebody asks: few callers look at more than the id."""
+        """What the script stored, decoded on demand: few callers read more than the id."""
         now = self.now
         return [
             LateRecord(job.job_id or str(number), partial(stored_fields, job, now))

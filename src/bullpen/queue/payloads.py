@@ -3,7 +3,7 @@
 In: a queue with a codec. Out: a report per key, for the one who wants to remove an old key; or the orphans of the
 object store, removed. Elsewhere: sealing (`codec`), the command line (`bullpen payloads`).
 
-An object whose job is taken for gone is a lost payload, and jobs come and go while we look. So:
+An object whose job is wrongly taken for removed is a lost payload, and jobs change during the search. So:
 
 - Only objects that are older than `older_than` count: an add stores its object first, and its job within seconds.
 - Only objects of this very queue count (`bpstore` in its meta), not those of one with the same name elsewhere.
@@ -63,7 +63,7 @@ class SweepReport:
     """Younger than `older_than`: whether a job needs them was not asked."""
     foreign: int = 0
     """Below this queue's name, but stored by another queue of that name: on another server, or before this one was
-    deleted and made anew. They are never removed here."""
+    deleted and made again. They are never removed here."""
     orphans: list[StoredObject] = field(default_factory=list)
     """Objects that no job needs any more; with `dry_run` they are still there."""
 

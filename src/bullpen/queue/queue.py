@@ -85,12 +85,12 @@ class Queue(Administration):
     ) -> Job:
         """Store one job and return it; see `JobOptions` for the options and `Durability` for how safe it is then.
 
-        `job.added` tells CREATED, DUPLICATE (its `job_id` is taken) or DEDUPLICATED (another job owns its
+        `job.added` is CREATED, DUPLICATE (its `job_id` is taken) or DEDUPLICATED (another job owns its
         `deduplication` id); then nothing is added, the returned job is the one that was there first, and
         `job.blocked_by` says where it is. Raises InvalidOption or PayloadTooLarge before anything is written. When the
-        server is away for longer than `add_deadline` (ms or timedelta; the queue's unless given, 5 s by default), it
-        raises ConnectionLost if certainly nothing was written, else OutcomeUnknown. Cancelling the caller does not take
-        back what was sent.
+        server is unreachable for longer than `add_deadline` (ms or timedelta; the queue's unless given, 5 s by
+        default), it raises ConnectionLost if certainly nothing was written, else OutcomeUnknown. Cancelling the caller
+        does not take back what was sent.
 
         `replace_finished` lets a job with its own `job_id` take the place of a completed or failed one that still
         holds the id, in the same script. One that has not finished stays, and so does a failed child that its parent
@@ -140,7 +140,7 @@ class Queue(Administration):
         return await sender.add_many(packed, level, read_add_deadline(add_deadline)) if packed else []
 
     def _sending(self, operation: str, job_name: str | None = None) -> AbstractContextManager[tracing.Span]:
-        """The span of whoever adds, named as Node's library names it; the jobs carry it to their workers."""
+        """The span of the producer, named as in Node's library; the jobs carry it to their workers."""
         return tracing.sending(
             *("bullmq", self.name, operation), bullmq__queue__name=self.name, bullmq__job__name=job_name
         )

@@ -1,6 +1,6 @@
 """Wait for the results of jobs: heard from the queue's events, asked for where nothing is heard.
 
-In: ids of jobs that somebody waits for. Out: their values, or why there are none. Elsewhere: reading events (`events`),
+In: ids of awaited jobs. Out: their values, or why there are none. Elsewhere: reading events (`events`),
 what a late result may mean (`late_results`).
 """
 
@@ -41,9 +41,9 @@ logger = get_logger("bullpen.events")
 
 _ASK_AFTER_S = 1.0
 _ASKED_TOGETHER = 100
-"""So many results are read in one round trip when events were lost: more would hold up other calls."""
+"""Results per round trip after events were lost: more would delay other calls."""
 _ASK_AT_ONCE = 20
-"""So many waits ask together, before the reader has another chance to answer the rest."""
+"""Waits that poll together, before the reader has another chance to answer the rest."""
 _EVENT_WITHIN_S = 3.0
 
 
@@ -99,7 +99,7 @@ class ResultListener:
         self._ready: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_resting = False
-        """Nothing is read, because nobody waits."""
+        """Nothing is read, because no caller waits."""
         self._is_asked = False
         """The result of the last job was waited for."""
         self._wanted = asyncio.Event()
@@ -133,8 +133,8 @@ class ResultListener:
             return Circumstances()
 
     async def _has_worker(self) -> bool | None:
-        """None: the server does not let us know. Asked at most once a second: the answer of a server with many clients
-        is long, and somebody may wait for many jobs, or for one again and again."""
+        """None: the server refuses CLIENT LIST. Asked at most once a second: the answer of a server with many clients
+        is long, and a caller may wait for many jobs, or for one again and again."""
         asked_at, answer = self._worker_seen
         if time.monotonic() - asked_at > 1:
             try:
@@ -146,7 +146,7 @@ class ResultListener:
 
     async def _wait(self, job_id: str, mark: Mark | None) -> Any:
         """When the job's end is certainly still to come, asking for it would be in vain: that spares a third of the
-        commands of a short job. But whoever removes a job need not say so, hence a look when nothing comes for a
+        commands of a short job. But a removed job may cause no event, hence a poll when nothing comes for a
         while."""
         future = self._register(job_id)
         try:
@@ -167,19 +167,19 @@ class ResultListener:
             self._forget(job_id, future)
 
     async def _read_stored(self, job_id: str, future: asyncio.Future[Any]) -> tuple[bool, Any]:
-        """(has it finished?, its value); not finished also when the wait was told meanwhile."""
+        """(has it finished?, its value); not finished also when the wait was resolved in the meantime."""
         try:
             return await self._actions.read_result(job_id)
         except JobNotFound:
             # It may have ended, and gone by its own retention, since we began to listen.
-            await self._look_behind_position()
+            await self._read_behind_position()
             if not future.done():
                 raise
             return False, None
 
     async def _ask_for_impatient(self) -> None:
-        """Look for the jobs that nothing was heard of for a while. Few at a time: when they are many, then because the
-        loop or the server is slow, and most of them are told by the next page of events."""
+        """Poll the jobs without an event for a while. Few at a time: when they are many, then because the
+        loop or the server is slow, and the next page of events resolves most of them."""
         while self._impatient:
             some: list[tuple[str, asyncio.Future[Any]]] = []
             while self._impatient and len(some) < _ASK_AT_ONCE:
@@ -206,7 +206,7 @@ class ResultListener:
             self._expect_event(job_id)
 
     def _expect_event(self, job_id: str) -> None:
-        """The job has finished, and no event has told so. Unless that is on its way, it is missing."""
+        """The job has finished without an event so far. Unless it still comes, it is missing."""
         expected = self._register(job_id)
         expected.add_done_callback(lambda _: expected.cancelled() or expected.exception())
         self._expect(job_id, expected)
@@ -247,7 +247,7 @@ class ResultListener:
             future.exception()  # told although nobody asks any more: the stored result came first
 
     def _be_patient(self, job_id: str, future: asyncio.Future[Any]) -> None:
-        """Have a wait look for itself when nothing comes for a while. One timer for all: one of their own would cost
+        """Let a wait poll when nothing comes for a while. One timer for all: one of their own would cost
         short waits more than the rest of them."""
         # Weak, so that a value is not held until then.
         self._patience.append((time.monotonic() + _ASK_AFTER_S, job_id, weakref.ref(future)))
@@ -389,14 +389,14 @@ class ResultListener:
         if said is not None and b"cancelled" in fields:
             failure = JobCancelled(self._keys.name, job_id, said)
         elif said is not None and futures:  # another client wrote it, or a handler chose these words: the job knows
-            asking = futures[0].get_loop().create_task(self._tell_stored(job_id, futures, failure))
+            asking = futures[0].get_loop().create_task(self._resolve_stored(job_id, futures, failure))
             self._noting.add(asking)
             asking.add_done_callback(self._noting.discard)
             return
         for future in futures:
             future.set_exception(failure)
 
-    async def _tell_stored(self, job_id: str, futures: list[asyncio.Future[Any]], failure: JobFailed) -> None:
+    async def _resolve_stored(self, job_id: str, futures: list[asyncio.Future[Any]], failure: JobFailed) -> None:
         try:
             await self._actions.read_result(job_id)
         except JobFailed as stored:
@@ -407,8 +407,8 @@ class ResultListener:
             if not future.done():
                 future.set_exception(failure)
 
-    async def _look_behind_position(self) -> None:
-        """Resolve from events that were not read yet. Not through our own door, which may be blocked."""
+    async def _read_behind_position(self) -> None:
+        """Resolve from events that were not read yet. Not through our own client, which may be blocked."""
         after = f"({self._stream.position}"
         entries = await self._actions.command("XRANGE", self._keys.events, after, "+", "COUNT", PAGE)
         for _, fields in entries:

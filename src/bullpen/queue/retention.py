@@ -1,9 +1,9 @@
-"""Delete finished jobs that nobody gave a rule for, beyond the default rule.
+"""Delete finished jobs without a retention rule, beyond the default rule.
 
 Jobs that name no retention, and whose worker names none, would stay for ever: they fill the server, and a `job_id` of
 theirs is never free again. In: a queue and the rules. Out: nothing; jobs that other clients added are left alone. Any
 number of workers may do it. Beside the settling of jobs, not in it: a job costs no command more. Elsewhere: rules that
-somebody named (`bullpen.worker.exchange`, `bullpen.wire.lua`, lib/retention).
+were given (`bullpen.worker.exchange`, `bullpen.wire.lua`, lib/retention).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Retirement:
         clock_offset_ms: int,
         settled: Callable[[], int],
     ) -> None:
-        """`settled`: how often this worker has settled jobs. While it does not, it looks more seldom."""
+        """`settled`: how often this worker has settled jobs. While it does not, it polls less often."""
         self._actions = actions
         self._settled = settled
         self._keys = keys
@@ -49,7 +49,7 @@ class Retirement:
         self._is_faulty = False
 
     async def run(self) -> None:
-        """Look now and then until cancelled. A fault is logged when it begins, not each time."""
+        """Poll until cancelled. A fault is logged when it starts, not each time."""
         await asyncio.sleep(_FIRST_AFTER_S)
         while True:
             settled = self._settled()

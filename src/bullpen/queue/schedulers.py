@@ -1,4 +1,4 @@
-"""Make job schedulers, change, pause and remove them, look at them.
+"""Make, change, pause, remove and read job schedulers.
 
 In: an id, a rule (`every` or `cron`), and what the jobs are made of; checked before anything is sent. Out: the stored
 record. A scheduler always has exactly one job to come, however many clients change it at once.
@@ -206,7 +206,7 @@ class DeclaredScheduler:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What became of the schedulers that the code declares."""
+    """The result of storing the schedulers that the code declares."""
 
     changed: tuple[str, ...]
     """Made or changed now; the others were stored already."""
@@ -250,7 +250,7 @@ class Scheduling(QueuePart):
         raise upsert.refuse(after_ms or 0)
 
     async def remove_scheduler(self, scheduler_id: str) -> bool:
-        """End a scheduler and its job to come; False when there was none. A job of it that is in line or runs already
+        """End a scheduler and its job to come; False when there was none. A job of it that already waits or runs
         is the last."""
         reply, was_repeated = await self._ready().evaluate_noting_repeats(
             "remove_scheduler", *removal(self._keys, scheduler_id)
@@ -299,7 +299,8 @@ class Scheduling(QueuePart):
         return job_id
 
     async def pause_scheduler(self, scheduler_id: str) -> bool:
-        """Let a scheduler make no job until it is resumed; False when it was paused already. One that runs goes on.
+        """Pause a scheduler: it makes no jobs until it is resumed. False when it was paused already. A running job
+        continues.
 
         It stays listed, without a job to come: no client finds anything to run. Raises SchedulerNotFound, and
         JobStateConflict for one that a client before 5.20 made, which has no record.
@@ -321,7 +322,7 @@ class Scheduling(QueuePart):
         return bool(reply == 1 or was_repeated)
 
     async def resume_scheduler(self, scheduler_id: str) -> bool:
-        """Let a paused scheduler go on, at its next time; what it has missed is not made up for. False when it was not
+        """Resume a paused scheduler at its next time; missed runs are not repeated. False when it was not
         paused. Raises SchedulerNotFound."""
         keys, actions = self._keys, self._ready()
         for _ in range(MOST_TRIES):

@@ -78,7 +78,7 @@ _MOST_THREADS: Final = 1_000
 
 Unique = Literal["pending"] | int | timedelta
 """Which runs of a task are one. "pending": those with the same key, until the first of them has ended. A duration (ms
-or timedelta): those with the same key that are added within it, whatever becomes of the first."""
+or timedelta): those with the same key that are added within it, whatever the result of the first."""
 
 
 class TaskMaker(Protocol):
@@ -110,7 +110,7 @@ class TaskJob(Job[dict[str, Any]], Generic[R]):
 
 
 class StoredInTransaction(Protocol):
-    """What became of a run that is added once a transaction commits."""
+    """The handle of a run that is added when a transaction commits."""
 
     @property
     def id(self) -> str | None:
@@ -161,7 +161,7 @@ class CallAfter(Generic[A_contra, R]):
     """The parameter that gets the results."""
 
     def prepared(self, *, many: bool) -> Call[R]:
-        """The run, with what tells its worker where the results go. `many`: it gets a list of them."""
+        """The run, with the place of its results for its worker. `many`: it gets a list of them."""
         meta = self.call.options.get("meta") or JobMeta()
         headers = {**meta.headers, _INTO: self.into, **({_MANY: True} if many else {})}
         return replace(self.call, options={**self.call.options, "meta": replace(meta, headers=headers)})
@@ -189,10 +189,8 @@ class Task(Generic[P, R]):
         rate_limit: RateLimit | None = None,
         **options: Unpack[TaskArguments],
     ) -> None:
-        self.needs: Needs = needs_of(function) if inspect.isroutine(function) else {}
-        """Parameters that the worker fills in, and no job carries."""
-        self._signature, self._wants_job = _parameters(function, self.needs)
         self.function = function
+        self._read(function, strict=strict)
         self.name = check_job_name(getattr(function, "__name__", "") if name is None else name)
         """The name of the task's jobs."""
         self.handlers = handlers
@@ -213,21 +211,28 @@ class Task(Generic[P, R]):
         self._options = cast("StoredJobArguments", given)
         self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
-        hints = get_type_hints(function, include_extras=True)
-        self._returns: Any = hints.get("return", Any)
-        for parameter in self._signature.parameters.values():
-            check_argument(f"parameter {parameter.name!r} of task {self.name!r}", hints.get(parameter.name, Any))
-        check_result(f"result of task {self.name!r}", self._returns)
-        fields = [_field(parameter, hints) for parameter in self._signature.parameters.values()]
-        make = partial(msgspec.defstruct, kw_only=True, forbid_unknown_fields=strict)
-        self._arguments, self._rest = make("Arguments", fields), make("Rest", fields[1:])  # rest: of a run after others
         self.schedule: DeclaredScheduler | None = self._declare(rule) if rule else None
         """With `every` or `cron`: the scheduler that an app keeps for the task. Its id is the task's name."""
         self.__doc__ = function.__doc__
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
 
+    def _read(self, function: Callable[..., Any], *, strict: bool) -> None:
+        """What the function takes and returns."""
+        self.needs: Needs = needs_of(function) if inspect.isroutine(function) else {}
+        """Parameters that the worker fills in, and no job carries."""
+        self._signature, self._wants_job = _parameters(function, self.needs)
+        hints = get_type_hints(function, include_extras=True)
+        self._returns: Any = hints.get("return", Any)
+        name = function.__qualname__
+        for parameter in self._signature.parameters.values():
+            check_argument(f"parameter {parameter.name!r} of task {name!r}", hints.get(parameter.name, Any))
+        check_result(f"result of task {name!r}", self._returns)
+        fields = [_field(parameter, hints) for parameter in self._signature.parameters.values()]
+        make = partial(msgspec.defstruct, kw_only=True, forbid_unknown_fields=strict)
+        self._arguments, self._rest = make("Arguments", fields), make("Rest", fields[1:])  # rest: of a run after others
+
     def _declare(self, rule: Mapping[str, Any]) -> DeclaredScheduler:
-        """Checked where the task stands: a mistake must not wait for the first start of a worker."""
+        """Checked at the declaration: a mistake must not wait for the first start of a worker."""
         missing = [name for name, one in self._signature.parameters.items() if one.default is inspect.Parameter.empty]
         if missing:
             expected = "parameters with defaults, because a scheduled run has no other arguments"
@@ -265,7 +270,7 @@ class Task(Generic[P, R]):
         own_key = (unique_key or self._unique_key) if own_unique is not None else unique_key
         _check_options({**self._options, **options})
         _check_unique(own_unique, own_key, {**self._options, **options})
-        other = object.__new__(Task)
+        other = object.__new__(type(self))
         other.__dict__.update(
             self.__dict__,
             _options={**self._options, **options},
@@ -275,7 +280,7 @@ class Task(Generic[P, R]):
             _unique=own_unique,
             _unique_key=own_key,
         )
-        return cast("Task[P, R]", other)
+        return other
 
     # ---- adding -------------------------------------------------------------------------------------------------
 
@@ -403,7 +408,11 @@ class Task(Generic[P, R]):
             return self._apart(one.data, {**self._options, **one.named})
         if not isinstance(one, Mapping):
             raise InvalidOption("calls", f"{self.name}.call(...) or the parameters by name", one)
-        return self._apart(*self._pack_run((), one))
+        return self._apart(*self._named_of(one))
+
+    def _named_of(self, one: Mapping[str, Any]) -> tuple[dict[str, Any], StoredJobArguments]:
+        """A run of parameters by their names."""
+        return self._pack_run((), one)
 
     def _apart(self, data: Any, options: StoredJobArguments) -> tuple[Durability | str | None, NewJob]:
         given = options.copy()
@@ -426,13 +435,8 @@ class Task(Generic[P, R]):
 
     def _name_deduplication(self, unique: Unique, arguments: Mapping[str, Any]) -> Deduplication:
         """Which other runs mean the same as one with these arguments."""
-        if self._unique_key is None:
-            packed = msgspec.json.encode(to_builtins(arguments), order="deterministic")
-            key = hashlib.sha256(packed).hexdigest()[:32]
-        else:
-            key = self._unique_key(**arguments)
-            require("unique_key", is_text(key), f"a function that returns text for {self.name}", key)
-        return Deduplication(f"{self.name}:{key}", ttl=None if unique == "pending" else unique)
+        key = hash_of(arguments) if self._unique_key is None else self._unique_key(**arguments)
+        return deduplication_of(self.name, key, unique)
 
     def _pack(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The job's data: what the function would be called with, as JSON by its annotations."""
@@ -492,8 +496,20 @@ class Task(Generic[P, R]):
             raise InvalidOption(f"result of task {self.name!r}", str(error), value) from None
 
 
+def hash_of(arguments: Mapping[str, Any]) -> str:
+    """The same text for the same values."""
+    packed = msgspec.json.encode(to_builtins(arguments), order="deterministic")
+    return hashlib.sha256(packed).hexdigest()[:32]
+
+
+def deduplication_of(task: str, key: str, unique: Unique) -> Deduplication:
+    """Runs of a task with this key are one."""
+    require("unique_key", is_text(key), f"a function that returns text for {task}", key)
+    return Deduplication(f"{task}:{key}", ttl=None if unique == "pending" else unique)
+
+
 class TaskSet:
-    """All tasks of one queue, as the handler of its worker. A name that nobody registered is a permanent failure."""
+    """All tasks of one queue, as the handler of its worker. An unregistered name is a permanent failure."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -532,36 +548,41 @@ class TaskSet:
         task = self._tasks.get(job.name)
         return task is not None and not task.is_async
 
-    async def __call__(self, job: Job) -> Any:
-        task, scope = self._tasks.get(job.name), current_scope.get()
+    def _find(self, name: str) -> Task[..., Any]:
+        task = self._tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self._tasks))
-            raise PermanentError(f"queue {self.queue!r} has no task {job.name!r} here; there is {known}")
-        if scope is None and task.needs:
-            raise NotConfigured(
-                f"task {task.name!r} was registered after its worker started, which finds nothing for it"
-            )
+            raise PermanentError(f"queue {self.queue!r} has no task {name!r} here; there is {known}")
+        if task.needs and current_scope.get() is None:
+            raise NotConfigured(f"task {name!r} was registered after its worker started, which finds nothing for it")
+        return task
+
+    async def __call__(self, job: Job) -> Any:
+        task, scope = self._find(job.name), current_scope.get()
         await task.take_turn()
         results = await _results_for(job) if b"bpmeta" in job.record.raw_opts else None
         if task.is_async:
             found = {} if scope is None else await scope.values(task.needs)
             return task.write_result(await task.run(job, results, **found))
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self.queue}")
         # The worker's own way of running plain functions: the slot stays taken until the thread returns.
         job.bind_to_running_loop()
         run = partial(task.run, results=results)
         if scope is not None:
             await scope.prepare(task.needs)
             run = partial(scope.call_plain, run, task.needs)
-        result = await run_thread(self._threads, run, job, None)
+        result = await run_thread(self._own_threads(), run, job, None)
         if isinstance(result, Raised):
             raise result.error
         return task.write_result(result.value)
 
+    def _own_threads(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self.queue}")
+        return self._threads
+
 
 async def _results_for(job: Job) -> dict[str, Any] | None:
-    """What the runs before this one returned, by the parameter that gets it; None for a run that begins by itself."""
+    """What the runs before this one returned, by the parameter that gets it; None for a run that starts on its own."""
     headers = job.meta.headers
     into = headers.get(_INTO)
     if not isinstance(into, str):
@@ -578,7 +599,7 @@ async def _results_for(job: Job) -> dict[str, Any] | None:
 
 
 def _number_of(key: str) -> tuple[int, str]:
-    """Where a child stands among its siblings: the end of its id."""
+    """The position of a child among its siblings: the end of its id."""
     number = key.rpartition("~")[2]
     return (int(number) if number.isdecimal() else 0, key)
 

@@ -1,7 +1,7 @@
-"""Who waits for the end of a run is told by the events of its queue.
+"""Callers that wait for the end of a run are notified by the events of its queue.
 
 In: ids of runs. Out: a level that is set when something ended their job. One reader for all waits of a service, while
-there are any. Elsewhere: what became of the run (`service`, which asks the ledger).
+there are any. Elsewhere: the state of the run (`service`, which reads the ledger).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RunEnds:
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop reading. Whoever still waits asks the ledger now and then."""
+        """Stop reading. Callers that still wait poll the ledger."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()

@@ -22,6 +22,7 @@ from bullpen.ledger import check_tenant
 from bullpen.queue import Queue
 from bullpen.runs.payload import RunPayload
 from bullpen.runs.providers import Provider
+from bullpen.worker.auto import AutoConcurrency, Concurrency, read_concurrency
 
 __all__ = [
     "MAX_RESULT_BYTES",
@@ -43,6 +44,7 @@ MAX_RESULT_BYTES: Final = 1024 * 1024
 Price = int | Callable[[RunPayload], int]
 
 _is_name = re.compile(r"[a-z0-9][a-z0-9_.-]{0,59}").fullmatch
+_AUTO: Final = AutoConcurrency(most=100)
 _LETTERS: Final = "-dlq"
 _OURS: Final = frozenset({"dead_letters", "retry_owner"})
 
@@ -51,12 +53,13 @@ _OURS: Final = frozenset({"dead_letters", "retry_owner"})
 class RunOptions:
     """How runs are run. A named handler begins with those of the app, at a concurrency of 20 and without a breaker."""
 
-    concurrency: int = 100
-    """Runs handled at the same time by one worker (WORKER_CONCURRENCY; 20 for handlers with a name)."""
+    concurrency: Concurrency = 100
+    """Runs handled at the same time by one worker (WORKER_CONCURRENCY; 20 for handlers with a name). `"auto"`: as many
+    as event loop and memory can take, at most 100; `AutoConcurrency` says another bound."""
     lock: int | timedelta = WORKFLOW_RUN.lock_ms or 300_000
     """How long a run stays with a worker that died. Renewed while a handler works, so a short one is safe."""
     stalled_interval: int | timedelta = 10_000
-    """How often to look for runs of dead workers: after a crash another worker has the run within `lock` plus
+    """How often to check for runs of dead workers: after a crash another worker has the run within `lock` plus
     twice this."""
     timeout: int | timedelta | None = None
     """How long one attempt may take; longer is a failed attempt. None: as long as it takes."""
@@ -79,14 +82,15 @@ class RunOptions:
     heartbeat_ms: int = 15_000
     """How often a running run shows that it lives, and notices that it was cancelled."""
     patience_ms: int = 60_000
-    """How long finished work waits for a database that is away before the run goes back to the queue."""
+    """How long finished work waits for an unreachable database before the run goes back to the queue."""
     idle_ms: int = 60_000
-    """How long nobody has touched a run before maintenance looks at it. More than a heartbeat."""
+    """How long a run must be without progress before maintenance checks it. More than a heartbeat."""
     sweep_every_ms: int = 30_000
-    """How often maintenance looks."""
+    """How often maintenance runs."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "heartbeat_ms", "patience_ms", "sweep_every_ms"):
+        read_concurrency(self.concurrency)
+        for name in ("heartbeat_ms", "patience_ms", "sweep_every_ms"):
             check_int(name, getattr(self, name), minimum=1)
         check_int("idle_ms", self.idle_ms, minimum=0)
         check_int("max_payload_bytes", self.max_payload_bytes, minimum=1, maximum=json.MAX_PAYLOAD_BYTES)
@@ -104,13 +108,18 @@ class RunOptions:
         require("retry", not fixed, "attempts, backoff and permanent errors only", ", ".join(fixed))
 
     @property
+    def own_concurrency(self) -> int | AutoConcurrency:
+        """What the worker gets: `"auto"` with a bound that fits the pool of connections that nobody has configured."""
+        return _AUTO if self.concurrency == "auto" else read_concurrency(self.concurrency)
+
+    @property
     def policy(self) -> RetryPolicy:
         """The whole policy: what `retry` names, and what holds for all runs."""
         return self.retry.over(WORKFLOW_RUN.policy)
 
 
 class _Common(TypedDict, total=False):
-    concurrency: int
+    concurrency: Concurrency
     lock: int | timedelta
     stalled_interval: int | timedelta
     timeout: int | timedelta | None
@@ -160,7 +169,7 @@ class RunRoute:
 
 
 def queue_for(name: str) -> str:
-    """The queue of a named handler that names none. Raises InvalidOption for what is no name."""
+    """The queue of a named handler without a queue of its own. Raises InvalidOption for an invalid name."""
     fits = isinstance(name, str) and _is_name(name) is not None and not name.endswith(_LETTERS)
     require("handler", fits, "a name of 1 to 60 of a-z, 0-9, '_', '.', '-' that does not end in '-dlq'", name)
     return f"{QUEUE}.{name}"
@@ -203,7 +212,7 @@ class Routes:
         return route
 
     def get(self, name: str | None) -> RunRoute:
-        """Raises InvalidOption for a handler that nobody declared."""
+        """Raises InvalidOption for an undeclared handler."""
         route = self._by_name.get(name)
         if route is None:
             known = ", ".join(sorted(each for each in self._by_name if each is not None))

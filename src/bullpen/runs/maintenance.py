@@ -1,6 +1,6 @@
-"""Find runs that nobody would end: their job is lost, or has failed unnoticed.
+"""Find runs that would never end: their job is lost, or failed without being recorded.
 
-In: runs that have not ended and that nobody touched for a while. Out: a job for those that have none (the process died
+In: unfinished runs without progress for a while. Out: a job for those that have none (the process died
 between commit and add, Redis lost it, a redrive stopped half way), FAILED for those whose job has failed (the worker
 died after the move, or was not ours). Any number may run at the same time: every change is conditional.
 Elsewhere: giving a job (`service`), writing FAILED (`processor`).
@@ -74,7 +74,7 @@ class RunMaintenance(BaseService):
         swept, after = Swept(), None
         while page := await self._ledger.runs.idle(longer_than_ms=idle, limit=_PER_PAGE, after=after):
             for row in page:
-                await self._look_at(row, swept)
+                await self._inspect(row, swept)
             after = page[-1].id
         await self._neighbours.look(unless_new=True)
         telemetry.emit("runs.swept", examined=swept.examined, failed=swept.failed, given_jobs=swept.given_jobs)
@@ -83,7 +83,7 @@ class RunMaintenance(BaseService):
     async def _tick(self) -> None:
         await self.sweep()
 
-    async def _look_at(self, row: RunRow, swept: Swept) -> None:
+    async def _inspect(self, row: RunRow, swept: Swept) -> None:
         swept.examined += 1
         job = await self._service.routes.queue(row.queue).get_job(row.id)
         state = JobState.UNKNOWN if job is None else await job.state()

@@ -1,4 +1,4 @@
-"""What a run is asked to do: the payload, as it stands in the job and in the row.
+"""The inputs of a run: the payload, as stored in the job and in the row.
 
 In: a mapping with the wire's names. Out: a checked `RunPayload`, or InvalidOption that names the field. No I/O.
 """
@@ -39,7 +39,7 @@ class RunPayload(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 
 
 def read_payload(data: object) -> RunPayload:
-    """The payload of a job or a request. Fields that nobody knows are left alone: a newer producer may send them."""
+    """The payload of a job or a request. Unknown fields are kept: a newer producer may send them."""
     if not isinstance(data, Mapping):
         raise InvalidOption("payload", "an object with runId, tenantId, versionId, definition", data)
     try:

@@ -214,7 +214,7 @@ class RunProcessor:
         self._max_result_bytes = max_result_bytes
 
     async def process(self, job: Job) -> dict[str, str]:
-        """Run one job. Returns what became of the run; raises what the handler raised, for the queue to judge."""
+        """Run one job. Returns the outcome of the run; raises what the handler raised, for the queue to judge."""
         self._wait_for_breaker()
         run_id, tenant_id = self._identify(job)
         begun = await self._begin(job, Take.of(job), run_id, tenant_id)
@@ -247,9 +247,9 @@ class RunProcessor:
             if isinstance(error, PermanentError):
                 self._abandon_probe()  # the fault of the run, not of the engine
             else:
-                await self._tell_breaker_of_failure()
+                await self._report_failure()
             raise
-        self._tell_breaker_of_success()
+        self._report_success()
         return outcome
 
     async def on_failed(self, job: Job, reason: str, *, attempts: int | None = None) -> None:
@@ -457,11 +457,11 @@ class RunProcessor:
         if self._breaker is not None:
             self._breaker.abandoned()
 
-    def _tell_breaker_of_success(self) -> None:
+    def _report_success(self) -> None:
         if self._breaker is not None and self._breaker.succeeded():
             log(logging.WARNING, "The execution engine works again")
 
-    async def _tell_breaker_of_failure(self) -> None:
+    async def _report_failure(self) -> None:
         if self._breaker is None or not self._breaker.failed():
             return
         pause_ms = self._breaker.pause_ms
@@ -506,7 +506,7 @@ def is_old_news(row: RunRow, take: Take) -> bool:
 
 
 async def fail_run(runs: TenantRuns, run_id: str, take: Take, message: str) -> bool:
-    """FAILED and refunded, unless it has ended or the failure is old news. False when there is no such run."""
+    """FAILED and refunded, unless it has ended or the failure is out of date. False when there is no such run."""
     failed = await runs.fail(run_id, error_message=message, job_timestamp=take.timestamp, job_fence=take.fence)
     return failed is not None or await runs.get(run_id) is not None
 

@@ -1,8 +1,8 @@
 """The wiring of safe runs: queues, a service, a processor per handler, and what a process runs of them.
 
-In: a ledger, a connection, handlers. Out: `service` for whoever submits runs, `worker` for processes that run them,
-`maintenance` for the one that looks after them. The outbox puts jobs into the queue, so some process must dispatch it.
-Elsewhere: each of these parts, what a handler may say (`handlers`), and choosing the ledger (`bullpen.app`).
+In: a ledger, a connection, handlers. Out: `service` to submit runs, `worker` for processes that run them,
+`maintenance` for the process that maintains them. The outbox puts jobs into the queue, so some process must dispatch
+it. Elsewhere: each of these parts, what a handler may say (`handlers`), and choosing the ledger (`bullpen.app`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bullpen.runs.processor import RunHandler, RunProcessor, placeholder
 from bullpen.runs.providers import ProviderLimits
 from bullpen.runs.service import DEAD_LETTER_QUEUE, RunService, run_queue
 from bullpen.worker import Worker
+from bullpen.worker.auto import most_of
 from bullpen.worker.options import WorkerArguments
 
 __all__ = [
@@ -99,7 +100,7 @@ class Runs:
             remove_on_complete=False,
             remove_on_fail=False,
         )
-        """`workflow-execution-dlq`. Nobody processes it; its entries stay."""
+        """`workflow-execution-dlq`. It has no worker; its entries stay."""
         self.service = RunService(ledger.transactions, self.queue, self.routes)
 
     @property
@@ -184,7 +185,7 @@ class Runs:
         options, rpm = route.options, route.options.rate_limit_rpm
         arguments: WorkerArguments = {
             "policy": options.policy,
-            "concurrency": options.concurrency,
+            "concurrency": options.own_concurrency,
             "lock": options.lock,
             "stalled_interval": options.stalled_interval,
             "limit": None if rpm is None else RateLimit(rpm, _MINUTE_MS),
@@ -199,10 +200,10 @@ class Runs:
 
     def _concurrency_beside(self, name: str | None) -> int:
         """Runs at the same time of the other handlers of this process: they share the pool of connections."""
-        return sum(self.routes.get(each).options.concurrency for each in self._handlers if each != name)
+        return sum(most_of(self.routes.get(each).options.own_concurrency) for each in self._handlers if each != name)
 
     def maintenance(self) -> RunMaintenance:
-        """Something to run that finds runs without a job and failures that nobody noticed. Needs to see all tenants."""
+        """A service that finds runs without a job and unrecorded failures. It must see all tenants."""
         if self.ledger.database.tenant_required:
             raise UnsafeDatabaseRole(
                 "maintenance of runs covers all tenants: run it in a process with the service role"
@@ -216,7 +217,7 @@ class Runs:
         )
 
     async def aclose(self) -> None:
-        """Close the queues. Ledger and connection belong to whoever made them."""
+        """Close the queues. Ledger and connection are closed by the caller that made them."""
         await self.routes.aclose()
         await self.dead_letter_queue.close()
 
@@ -240,7 +241,7 @@ class RunWorker(BaseService):
         if not self._ledger.database.is_postgres:
             await self._ledger.check()
             return
-        concurrency = self.worker.options.concurrency + self._beside()
+        concurrency = self.worker.options.most_concurrency + self._beside()
         needed, pool = connections_for(concurrency), self._ledger.database.pool_size
         if needed > pool:
             raise NotConfigured(

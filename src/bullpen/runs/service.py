@@ -1,4 +1,4 @@
-"""Submit runs, look at them, cancel them, send failed ones back.
+"""Submit, read, cancel and retry runs.
 
 In: a tenant and what it wants. Out: a run and the intent to run it, stored in one transaction: the outbox adds the job
 when that has committed. The row is the lasting fence: however often a run is submitted, and whether or not its job is
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 DEAD_LETTER_QUEUE: Final = "workflow-execution-dlq"
-"""Nobody processes it: its entries wait for a person."""
+"""It has no worker: its entries wait for a person."""
 JOB_NAME: Final = "workflow-run"
 TABLE: Final = "bullpen_runs"
 _STREAM: Final = "runs"
@@ -73,7 +73,7 @@ _CHANNEL, _OPTIONS_HEADER = "bullmq", "jobOptions"
 _NAMESPACE: Final = uuid.UUID("6f1c2b9e-6c0b-5d0e-9a55-0e3b8a1f7c21")
 _MOST_LISTED: Final = 200
 _FALLBACK_S: Final = 5.0
-"""How long a wait for a result goes without a look when nobody tells."""
+"""How long a wait for a result goes without a poll when no event comes."""
 _SOON_S: Final = 0.02
 _EVENT_WITHIN_S: Final = 0.5
 """How long the event of an end may be on its way."""
@@ -292,8 +292,8 @@ class RunService:
         return row
 
     async def retry(self, tenant_id: str, run_id: str, *, actor: str) -> RunRow:
-        """Send a FAILED run back: QUEUED, its cost reserved again, its job in line with id and key kept, its dead
-        letter gone. Finished steps are not repeated.
+        """Send a FAILED run back: QUEUED, its cost reserved again, its job queued with id and key kept, its dead
+        letter removed. Finished steps are not repeated.
 
         Raises RowNotFound, RowStateConflict unless it is FAILED, InsufficientCredits. Should this process die half way,
         maintenance gives the run its job.
@@ -319,7 +319,7 @@ class RunService:
     async def give_job(self, row: RunRow) -> bool:
         """See that a QUEUED run has a job that will run. True when one had to be made or sent back.
 
-        A failed job goes back in one script, its dead letter with it; one that is gone is made anew from the row.
+        A failed job goes back in one script, its dead letter with it; a missing job is made again from the row.
         """
         queue = self.routes.queue(row.queue)
         state = await queue.state_of(row.id)
@@ -364,7 +364,7 @@ class RunService:
     async def dead_letters(
         self, tenant_id: str, *, actor: str, handler: str | None = None, limit: int = 50
     ) -> list[DeadLetter]:
-        """The newest dead letters of this tenant, secrets in their payloads hidden. Looking is written down.
+        """The newest dead letters of this tenant, secrets in their payloads hidden. Reading them is audited.
 
         Each handler has a dead-letter queue: `handler` names it, None is the one without a name.
         """
@@ -383,7 +383,7 @@ class RunService:
         return replace(page, letters=[_hidden(letter) for letter in page.letters])
 
     async def dead_letter_depth(self, handler: str | None = None) -> int:
-        """How many dead letters of a handler wait for somebody, of all tenants."""
+        """How many dead letters a handler has, over all tenants."""
         return await self.routes.get(handler).queue.dead_letters.depth()
 
 

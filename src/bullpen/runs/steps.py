@@ -75,7 +75,7 @@ class Run:
 
     @property
     def is_test_run(self) -> bool:
-        """True when nothing may be charged: call the provider's sandbox, or nobody."""
+        """True when nothing may be charged: call the provider's sandbox, or no provider."""
         return self._row.is_test_run
 
     @property
@@ -103,7 +103,7 @@ class Run:
 
         `work` may be `async def`, a plain `def`, which runs in a thread, or a lambda, which runs on the event loop.
         `name` is unique in a run; the result is JSON of at most 1 MiB. `price` is the part of the run's cost that is
-        spent when the result is stored, whatever becomes of the run afterwards. Raises PermanentError for what no other
+        spent when the result is stored, whatever happens to the run afterwards. Raises PermanentError for what no other
         attempt can do better, before `work` is called where that is possible: the run fails at once. Raises
         RunInterrupted when the run is no longer ours: before `work` is called when another worker has the job's lock;
         afterwards the result is not stored, and the next attempt asks the provider again with the same key.

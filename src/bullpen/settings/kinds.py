@@ -12,7 +12,7 @@ from pathlib import Path
 from bullpen._kernel.addresses import show_address
 from bullpen._kernel.cron import next_after
 from bullpen._kernel.ids import check_prefix
-from bullpen._kernel.options import OptionKind
+from bullpen._kernel.options import OptionKind, at_least
 from bullpen.errors import InvalidOption, require
 
 SCHEMES = (
@@ -34,6 +34,12 @@ DATABASE = OptionKind(
     lambda value: isinstance(value, str) and _is_database(value) is not None,
     str.strip,
     show_address,
+)
+_COUNT = at_least(1)
+COUNT_OR_AUTO = OptionKind(
+    f"{_COUNT.expected}, or 'auto'",
+    lambda value: value == "auto" or _COUNT.accepts(value),
+    lambda text: "auto" if text.strip() == "auto" else _COUNT.from_text(text),
 )
 _is_name = re.compile(r"[a-z_][a-z0-9_]{0,62}").fullmatch
 NAME = OptionKind(

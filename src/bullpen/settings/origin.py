@@ -10,7 +10,7 @@ __all__ = ["Origin", "Setting"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from. As text it is the name a reader has to look for."""
+    """Where a value came from. Its text is the name to search for."""
 
     kind: Literal["argument", "environment", "file", "default"]
     name: str

@@ -24,6 +24,7 @@ from bullpen.settings.kinds import (
     AMQP,
     AMQP_NAME,
     BROKERS,
+    COUNT_OR_AUTO,
     CRON,
     DATABASE,
     DIRECTORY,
@@ -52,6 +53,7 @@ __all__ = [
     "CodecSettings",
     "DashboardSettings",
     "EmbeddedSettings",
+    "EndpointSettings",
     "EventSettings",
     "KafkaSettings",
     "LedgerSettings",
@@ -177,7 +179,7 @@ class LedgerSettings:
     worker_role: str | None = option(None, NAME, variable="BULLPEN_WORKER_ROLE")
     """Database role of workers of deliveries and runs."""
     service_role: str | None = option(None, NAME, variable="BULLPEN_SERVICE_ROLE")
-    """Database role of dispatchers and maintenance, which see all tenants, and of whoever grants credits."""
+    """Database role of dispatchers, maintenance and granting of credits, which see all tenants."""
     duty: DatabaseDuty = option("service", choice(DatabaseDuty), variable="BULLPEN_DATABASE_DUTY")
     """Which of the three roles this process has. Only with roles."""
     pool_size: int = option(20, at_least(1), variable="BULLPEN_DATABASE_POOL_SIZE")
@@ -193,9 +195,9 @@ class OutboxSettings:
     max_attempts: int = option(10, at_least(1), general="OUTBOX_MAX_ATTEMPTS")
     """Deliveries of a row before it is DEAD, for rows that do not say themselves."""
     tick_interval_ms: int = option(1_000, at_least(1), general="OUTBOX_TICK_INTERVAL_MS")
-    """How often to look although nobody told of new rows."""
+    """How often to poll without a notification of new rows."""
     lease_ms: int = option(60_000, at_least(1_000))
-    """How long a claim holds. After a crash rows wait so long; it must exceed the slowest delivery."""
+    """How long a claim holds. After a crash rows wait this long; it must exceed the slowest delivery."""
     fair_tenants: bool = option(True)
     """Spread claims over the tenants of a channel, too. Costs one more query per channel and tick."""
     strict_sources: bool = option(False)
@@ -217,6 +219,31 @@ class WebhookSettings:
 
     timeout_ms: int = option(5_000, at_least(1), general="WEBHOOK_TIMEOUT_MS")
     """How long one call may take, from the name to the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSettings:
+    """Endpoints of tenants, to which `publish` sends. All processes should say the same."""
+
+    off_after_ms: int = option(432_000_000, at_least(0))
+    """An endpoint that has taken no delivery for so long, while some were tried, is switched off. 0: never."""
+    off_failures: int = option(10, at_least(1))
+    """Deliveries that must have failed in that time."""
+    overlap_ms: int = option(86_400_000, at_least(0))
+    """How long the old secret signs beside the new one after a rotation."""
+    most_per_tenant: int = option(100, at_least(1))
+    """Endpoints that one tenant may have: each event of it becomes so many messages at most."""
+    concurrency: int = option(5, at_least(1))
+    """Deliveries to one endpoint at the same time, per process."""
+    allow_http: bool = option(False)
+    """Addresses may begin with `http://`: what is sent can be read on the way."""
+    allowed_networks: str | None = option(None, WORDS)
+    """Networks of your own that endpoints may be in, with commas: `10.1.0.0/16`. Public addresses always may."""
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks, one by one."""
+        return tuple(part.strip() for part in (self.allowed_networks or "").split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +272,9 @@ class SmsSettings:
 class RunSettings:
     """Workers of the workflow-run preset."""
 
-    concurrency: int = option(WORKFLOW_RUN.concurrency, at_least(1), general="WORKER_CONCURRENCY")
-    """Runs handled at the same time by one worker. A change needs a restart."""
+    concurrency: int | Literal["auto"] = option(WORKFLOW_RUN.concurrency, COUNT_OR_AUTO, general="WORKER_CONCURRENCY")
+    """Runs handled at the same time by one worker; `auto`: as many as event loop and memory can take, at most 100. A
+    change needs a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +295,8 @@ class MessageSettings:
     concurrency: int = option(5, at_least(1), general="QUEUE_CONCURRENCY")
     """Deliveries held and handled at the same time by one consumer (the broker calls it prefetch)."""
     max_concurrency: int = option(0, at_least(0))
-    """A sender goes up to so many while messages are late and providers keep up. 0: to 200 if nobody has set
-    `concurrency`, else not above it."""
+    """A sender grows to this concurrency while messages are late and providers keep up. 0: up to 200 unless somebody
+    set `concurrency`, else not above it."""
     max_retries: int = option(5, at_least(0), general="QUEUE_MAX_RETRIES")
     """Tries after the first one."""
     retry_delay_ms: int = option(2_000, at_least(1), general="QUEUE_RETRY_DELAY")
@@ -284,7 +312,7 @@ class MessageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitMQSettings:
-    """The broker of scheduled messages, and what it is told to make."""
+    """The broker of scheduled messages, and what it creates."""
 
     url: str = option("amqp://guest:guest@localhost:5672", AMQP, general="RABBITMQ_URL", secret=True)
     """Address of the broker; of a cluster the addresses of all nodes, separated by commas."""
@@ -339,7 +367,7 @@ class WorkflowSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSettings(SymptomLimits, AlertTiming):
-    """Who is told what does not go on by itself. Of the limits 0 switches one off."""
+    """Who is alerted when work is stuck. A limit of 0 switches its alert off."""
 
     webhook_url: str | None = option(None, SECRET_ADDRESS, secret=True)
     """Gets every alert as JSON. It may be in your own network."""
@@ -354,11 +382,11 @@ class AlertSettings(SymptomLimits, AlertTiming):
     label: str | None = option(None, WORDS)
     """Names this installation in every alert: `production`."""
     every_ms: int = option(30_000, at_least(1))
-    """How often all processes together look."""
+    """How often all processes together check."""
 
     @property
     def has_target(self) -> bool:
-        """Whether somebody is to be told."""
+        """Whether an alert target is configured."""
         return any((self.webhook_url, self.slack_url, self.email, self.sms))
 
 
@@ -369,7 +397,7 @@ class DashboardSettings:
     access: DashboardAccess = option("none", choice(DashboardAccess))
     """`none` is for addresses of the own machine only."""
     token: str | None = option(None, SECRET, secret=True)
-    """With `token`: what lets in. At least 22 random characters; one is made at the start unless given."""
+    """With `token`: the secret to log in. At least 22 random characters; one is made at the start unless given."""
     passwords: Path | None = option(None, FILE)
     """With `passwords`: the file that `bullpen dashboard --add-user NAME` makes."""
     proxies: str | None = option(None, WORDS)
@@ -381,14 +409,14 @@ class DashboardSettings:
     admin_groups: str | None = option(None, WORDS)
     """With `proxy`: groups that may do everything, with commas."""
     operator_groups: str | None = option(None, WORDS)
-    """With `proxy`: groups that may retry, pause and see payloads, with commas. All others only look."""
+    """With `proxy`: groups that may retry, pause and see payloads, separated by commas. All others only read."""
     hosts: str | None = option(None, WORDS)
     """Host names under which it is reached, with commas, beside names of the own machine."""
     read_only: bool = option(False)
-    """Nobody may change anything."""
+    """No user may change anything."""
     label: str | None = option(None, WORDS)
     """Names this installation on every page and in every confirmation: `production`."""
     colour: LabelColour = option("grey", choice(LabelColour))
     """Of the label."""
     frame_ancestors: str | None = option(None, WORDS)
-    """Origins whose pages may show the dashboard in a frame; nobody's unless given."""
+    """Origins whose pages may show the dashboard in a frame; none by default."""

@@ -22,6 +22,7 @@ from bullpen.settings.sections import (
     CodecSettings,
     DashboardSettings,
     EmbeddedSettings,
+    EndpointSettings,
     EventSettings,
     KafkaSettings,
     LedgerSettings,
@@ -57,6 +58,7 @@ class Settings:
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
+    endpoints: EndpointSettings = field(default_factory=EndpointSettings)
     smtp: SmtpSettings = field(default_factory=SmtpSettings)
     sms: SmsSettings = field(default_factory=SmsSettings)
     runs: RunSettings = field(default_factory=RunSettings)
@@ -160,7 +162,7 @@ class Settings:
 
 
 def misspelt_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that look like ours and that nobody reads, and what each was probably meant to be."""
+    """Variables that look like settings of bullpen but are unknown, and what each was probably meant to be."""
     return misspelt(os.environ if environ is None else environ, _all_options())
 
 

@@ -116,7 +116,7 @@ def _checked(kind: OptionKind, value: object, origin: Origin, base: Path) -> tup
 
 
 def misspelt(environ: Mapping[str, str], options: Iterable[SettingOption]) -> dict[str, str]:
-    """Variables that look like ours and that nobody reads, and what each was probably meant to be.
+    """Variables that look like settings of bullpen but are unknown, and what each was probably meant to be.
 
     Others are not ours to judge: an orchestrator makes variables of its own from the names of services.
     """

@@ -72,25 +72,25 @@ _watcher: subprocess.Popen[bytes] | None = None
 
 def watch_process(pid: int) -> None:
     """End this process (and its group, if it leads one) when ours has ended."""
-    _tell(f"process {pid}")
+    _send(f"process {pid}")
 
 
 def forget_process(pid: int) -> None:
     """The process was collected; its id may soon belong to somebody else."""
-    _tell(f"collected {pid}")
+    _send(f"collected {pid}")
 
 
 def watch_directory(path: Path) -> None:
     """Remove this directory when our process has ended."""
-    _tell(f"directory {path}")
+    _send(f"directory {path}")
 
 
 def forget_directory(path: Path) -> None:
     """The directory is gone or has a new owner."""
-    _tell(f"removed {path}")
+    _send(f"removed {path}")
 
 
-def _tell(line: str) -> None:
+def _send(line: str) -> None:
     global _watcher
     with _lock:
         if _watcher is None:

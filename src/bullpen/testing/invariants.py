@@ -272,7 +272,7 @@ class _QueueReading:
                 continue
             owner = self._owner_of(rest)
             if owner is None:
-                yield "unknown key", f"{self.base + rest!r} ({kind}) has a name that nobody writes"
+                yield "unknown key", f"{self.base + rest!r} ({kind}) has a name that no client writes"
             elif owner not in self.job_hashes:
                 yield "orphan", f"{self.base + rest!r} is left of job {owner!r}, which does not exist"
             elif kind != _JOB_KEYS[rest.rpartition(":")[2]]:
@@ -295,7 +295,7 @@ class _QueueReading:
         ready = len(self.states.get("wait", [])) + len(self.states.get("prioritized", []))
         # A worker that has active jobs, or waits for the limiter, looks for more by itself.
         if ready and "0" not in members and not self.states.get("active") and not self._is_stopped():
-            yield "missing marker", f"{ready} jobs are ready, nobody is told"
+            yield "missing marker", f"{ready} jobs are ready, but no marker is set"
 
     def _is_stopped(self) -> bool:
         if self.keys.get("meta", "hash") != "hash" or self.keys.get("limiter", "string") != "string":

@@ -360,10 +360,10 @@ def read_rule(
     limit = stored.get("limit") or repeat.get("limit")
     every_ms = read_int(str(every)) if every else None
     if every_ms is not None and every_ms < 1:
-        raise InvalidOption("repeat", "a pattern, or every so many milliseconds", every)
+        raise InvalidOption("repeat", "a pattern, or an interval in milliseconds", every)
     if every_ms is None:
         if not pattern:
-            raise InvalidOption("repeat", "a pattern, or every so many milliseconds", pattern)
+            raise InvalidOption("repeat", "a pattern, or an interval in milliseconds", pattern)
         require("pattern", isinstance(pattern, str), "text", pattern)
     seed = repeat.get("hashSeed")
     return SchedulerRule(

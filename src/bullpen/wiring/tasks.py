@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # loaded when it is first used: most commands need none of it
     from bullpen.outbox import Outbox
     from bullpen.queue import Job
     from bullpen.queue.arguments import TaskArguments
+    from bullpen.queue.batch import BatchOptions
     from bullpen.queue.tasks import Task, TaskSet, Unique
     from bullpen.wiring.schedules import ScheduleService
     from bullpen.worker import Worker
@@ -79,6 +80,7 @@ class TaskQueues:
     ) -> None:
         self._resources, self._add_worker, self._open_outbox = resources, add_worker, open_outbox
         self._sets: dict[str, TaskSet] = {}
+        self._batches: dict[str, BatchOptions | None] = {}
         self._worker_options: dict[str, WorkerArguments] = {}
         self._timeouts: dict[str, dict[str, int | timedelta]] = {}
         self._callbacks: dict[str, _Callbacks] = {}
@@ -101,9 +103,12 @@ class TaskQueues:
         rate_limit: RateLimit | None,
         on_success: OnEnd | None,
         on_failure: OnEnd | None,
+        batch: BatchOptions | None,
         **options: Unpack[TaskArguments],
     ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
         """What makes a task of a function."""
+        from bullpen.queue.batch import BatchOptions
+        from bullpen.queue.batch_tasks import BatchTask, BatchTaskSet
         from bullpen.queue.tasks import Task, TaskSet
 
         check_queue_name(queue)
@@ -112,10 +117,16 @@ class TaskQueues:
         for option, callback in (("on_success", on_success), ("on_failure", on_failure)):
             expected = "a function of the job and its result, or of the job and why it failed"
             require(option, callback is None or callable(callback), expected, callback)
+        require("batch", batch is None or isinstance(batch, BatchOptions), "a BatchOptions", batch)
+        for option, limit in (("timeout", timeout), ("rate_limit", rate_limit)):
+            require(option, batch is None or limit is None, "none with batch: its runs start together", limit)
 
         def make(function: Callable[..., Any]) -> Task[..., Any]:
-            tasks = self._sets.get(queue) or TaskSet(queue)
-            made: Task[..., Any] = Task(
+            tasks = self._sets.get(queue) or (TaskSet(queue) if batch is None else BatchTaskSet(queue))
+            known = self._batches.get(queue) if queue in self._sets else batch
+            require("batch", batch == known, f"{known!r}, as the other tasks of queue {queue!r} have", batch)
+            kind: type[Task[..., Any]] = Task if batch is None else BatchTask
+            made = kind(
                 function,
                 handlers=tasks,
                 open_queue=partial(self._resources.queue, queue),
@@ -130,7 +141,7 @@ class TaskQueues:
             )
             tasks.add(made)
             if queue not in self._sets:
-                self._begin_queue(queue, tasks)
+                self._begin_queue(queue, tasks, batch)
             if timeout is not None:
                 self._timeouts[queue][made.name] = timeout
             self._callbacks[queue].add(made, on_success, on_failure)
@@ -138,13 +149,15 @@ class TaskQueues:
 
         return make
 
-    def _begin_queue(self, queue: str, tasks: TaskSet) -> None:
+    def _begin_queue(self, queue: str, tasks: TaskSet, batch: BatchOptions | None) -> None:
         options: WorkerArguments = {**_WORKER, **self._worker_options.get(queue, {})}
+        if batch is not None:
+            options["batch"] = batch
         # The worker reads this dictionary when it starts: tasks that come later write into it.
         self._timeouts[queue] = options["timeouts"] = {**options.get("timeouts", {})}
         worker = self._add_worker(queue, tasks, **options)
         self._callbacks[queue] = _Callbacks(worker)
-        self._sets[queue] = tasks
+        self._sets[queue], self._batches[queue] = tasks, batch
 
     def attend(self, worker: Worker) -> None:
         """Let the tasks of its queue be told what becomes of the jobs of this worker."""
@@ -166,6 +179,9 @@ class TaskQueues:
         """How the worker of a queue of tasks runs; before its first task."""
         if queue in self._sets or queue in self._worker_options:
             raise InvalidOption(f"task_queue {queue!r}", "set once, before the first task of the queue", options)
+        require(
+            "batch", options.get("batch") is None, "an option of the task: app.task(batch=...)", options.get("batch")
+        )
         self._worker_options[queue] = options
 
     @property

@@ -28,8 +28,8 @@ from bullpen._kernel.execute import run_async
 from bullpen._kernel.injection import Injector, JobScope, Needs, current_scope, name_of, needs_of
 from bullpen._kernel.outcome import Raised, Result
 from bullpen.errors import InvalidOption
+from bullpen.queue.batch import JobBatch
 from bullpen.queue.job import Job
-from bullpen.worker.batches import JobBatch
 
 __all__ = ["Around", "Context", "Enter", "Layer", "Surroundings"]
 

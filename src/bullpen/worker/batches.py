@@ -11,93 +11,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final, overload
+from collections.abc import Callable, Coroutine, Sized
+from typing import Any
 
-from bullpen._kernel.duration import check_int, to_ms
-from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
-from bullpen.errors import InvalidOption, require
+from bullpen._kernel.outcome import Raised, Result
+from bullpen.queue.batch import BatchOptions, JobBatch, shares
 from bullpen.queue.job import Job
 
-__all__ = ["BatchHandler", "BatchOptions", "BatchRuns", "JobBatch"]
-
-MOST_JOBS: Final = 1_000
-_WAIT_MS: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
-    """How many jobs a handler gets at once. The worker's `concurrency` is then how many batches run at once."""
-
-    size: int
-    """At most so many."""
-    minimum: int = 1
-    """Wait for so many, but not longer than `wait_at_most`. With 1 nothing waits."""
-    wait_at_most: int | timedelta = _WAIT_MS
-    """Ms, or a timedelta: how long the first job waits for others, with its lock held. A second unless given."""
-
-    def __post_init__(self) -> None:
-        check_int("batch.size", self.size, minimum=1, maximum=MOST_JOBS)
-        check_int("batch.minimum", self.minimum, minimum=1)
-        require("batch.minimum", self.minimum <= self.size, f"at most size ({self.size})", self.minimum)
-        to_ms("batch.wait_at_most", self.wait_at_most, minimum=1)
-
-    @property
-    def wait_s(self) -> float:
-        return to_ms("batch.wait_at_most", self.wait_at_most) / 1000
-
-
-class JobBatch(Sequence[Job]):
-    """The jobs that a handler gets, in the order in which they were taken.
-
-    When the handler returns nothing, each job completes without a value; when it returns a list, each with its own, and
-    an exception in its place fails that job alone. What the handler raises fails every job that was not decided before
-    with `complete` or `fail`. A job may be cancelled, or lose its lock, while the others go on: `job.cancelled` tells.
-    """
-
-    def __init__(self, jobs: Sequence[Job], decide: Callable[[Job, Result], bool]) -> None:
-        self._jobs, self._decide = tuple(jobs), decide
-        self.cancelled = False
-        """True once the whole batch is pointless: its time is up, or none of its jobs is wanted any more."""
-
-    @overload
-    def __getitem__(self, index: int) -> Job: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Job, ...]: ...
-    def __getitem__(self, index: int | slice) -> Job | tuple[Job, ...]:
-        return self._jobs[index]
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
-
-    def __repr__(self) -> str:
-        return f"JobBatch({', '.join(repr(job.id) for job in self._jobs)})"
-
-    def complete(self, job: Job, value: Any = None) -> None:
-        """Complete one job now, while the others go on."""
-        self._settle(job, RETURNED_NOTHING if value is None else Returned(value))
-
-    def fail(self, job: Job, error: BaseException) -> None:
-        """Fail one job now, as if its own handler had raised `error`; a `DelayJob` delays it, and so on."""
-        require("error", isinstance(error, BaseException), "an exception", error)
-        self._settle(job, Raised(error))
-
-    def _settle(self, job: Job, result: Result) -> None:
-        require("job", job in self._jobs, "a job of this batch", job)
-        require("job", self._decide(job, result), "a job that was not settled before", job)
-
-    def log_fields(self) -> dict[str, Any]:
-        """What log records show of it: the queue, and the ids of its jobs."""
-        return {"queue": self._jobs[0].queue_name, "jobId": ",".join(job.id for job in self._jobs)}
-
-
-BatchHandler = Callable[[JobBatch], Any]
-"""What a worker with `batch=` calls: `async def`, or a plain function, which runs in a thread."""
+__all__ = ["BatchRuns"]
 
 
 class _Member:
@@ -131,7 +52,7 @@ class _Run:
         return answer.result()
 
     def decide(self, job: Job, result: Result) -> bool:
-        """False when the job has an outcome already. One that nobody waits for any more may get what it likes."""
+        """False when the job has an outcome already, or when no caller waits for it any more."""
         share = self.members[job].share
         if not share.done():
             share.set_result(result)
@@ -140,19 +61,8 @@ class _Run:
 
     def share_out(self, result: Result) -> None:
         """What the call came to, for each job that was not decided before."""
-        jobs = list(self.batch)
-        if isinstance(result, Raised) or result.value is None:
-            for job in jobs:
-                self.decide(job, result)
-            return
-        values = result.value
-        if not isinstance(values, list | tuple) or len(values) != len(jobs):
-            got = f"{len(values)} values" if isinstance(values, list | tuple) else f"{type(values).__name__}"
-            error = InvalidOption("batch handler", f"a list of {len(jobs)} values, one per job, or None", got)
-            self.share_out(Raised(error))
-            return
-        for job, value in zip(jobs, values, strict=True):
-            self.decide(job, Raised(value) if isinstance(value, BaseException) else Returned(value))
+        for job, share in zip(self.batch, shares(result, len(self.batch)), strict=True):
+            self.decide(job, share)
 
 
 class _Places:
@@ -195,7 +105,7 @@ class BatchRuns:
         self._on_room: Callable[[], None] = _nothing
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
-        """The result of one job. Cancelled when the job is not wanted any more; its batch goes on with the others."""
+        """The result of one job. Cancelled when the job is not needed any more; its batch continues with the others."""
         loop = asyncio.get_running_loop()
         member = _Member(job, loop.create_future())
         self._waiting.append(member)
@@ -276,8 +186,9 @@ class BatchRuns:
             self._waiting.remove(member)
             self._is_due = self._is_due and bool(self._waiting)
             return
-        await asyncio.sleep(0)  # when all are told to end at once, all say so before one looks
         run = member.run
+        run.batch.tell_left(member.job)
+        await asyncio.sleep(0)  # when all are told to end at once, all say so before one looks
         if run.task is None or run.task.done() or not all(each.is_gone for each in run.members.values()):
             return
         run.batch.cancelled = True

@@ -1,7 +1,7 @@
 """What `Worker` and `Taker` have in common: options, events, start, pause and close.
 
 In: what callers write. Out: an `Engine` that works, between `start` and `close`. Elsewhere: the work (`engine`), what
-is done with a job (`worker`: a handler; `taker`: whoever takes it).
+is done with a job (`worker`: a handler; `taker`: the caller).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from bullpen._kernel.duration import check_int, to_ms
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
 from bullpen._kernel.lifecycle import Lifecycle
 from bullpen._kernel.logs import get_logger
@@ -26,6 +26,8 @@ from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
 from bullpen.redis.default import connection_for, prefix_for
 from bullpen.wire.keys import QueueKeys
+from bullpen.worker.adapt import Adapter
+from bullpen.worker.auto import Concurrency, Governor, read_concurrency
 from bullpen.worker.engine import CANCEL_GRACE_S, Engine, Setup, dead_letter_writer
 from bullpen.worker.handlers import Runner
 from bullpen.worker.options import WorkerArguments, WorkerOptions
@@ -61,7 +63,9 @@ class JobConsumer:
         self._policy = own if policy is None else policy.over(own)
         self._connection = connection_for(connection, self._keys.base)
         self._dead_letters = dead_letter_writer(self._keys, self._connection, self._policy)
-        self._concurrency = self.options.concurrency
+        self._governor: Governor | None = None
+        self._adapter: Adapter | None = None
+        self._concurrency = self._read_concurrency(self.options.concurrency)
         self._life = Lifecycle(f"worker of queue {queue!r}", self._begin, self._end)
         self._reports = Reports(queue, self.name)
         self._engine: Engine | None = None
@@ -85,15 +89,52 @@ class JobConsumer:
     @property
     def concurrency(self) -> int:
         """Jobs handled at the same time. May be set while it runs: a larger number holds at once, a smaller one for
-        what is taken from now on; jobs that run already go on. With `batch` it counts batches."""
+        what is taken from now on; jobs that run already go on. With `batch` it counts batches.
+
+        With `"auto"` it is the number that holds now, and changes. A number ends that, `"auto"` begins it."""
         return self._concurrency
 
     @concurrency.setter
-    def concurrency(self, value: int) -> None:
-        self._concurrency = check_int("concurrency", value, minimum=1)
-        self._runner.resize(value)
+    def concurrency(self, value: Concurrency) -> None:
+        self._resize(self._read_concurrency(value))
+        self._adapt()
+
+    @property
+    def adapts_concurrency(self) -> bool:
+        """Whether it finds its concurrency itself: `concurrency="auto"`."""
+        return self._governor is not None
+
+    @property
+    def utilisation(self) -> float:
+        """The share of its slots that is in use now, 0 to 1; above after the concurrency was lowered."""
+        return 0.0 if self._engine is None else self._engine.driver.places_in_use / self._slots
+
+    def _read_concurrency(self, value: Concurrency) -> int:
+        """The number to begin with."""
+        given = read_concurrency(value)
+        if isinstance(given, int):
+            self._governor = None
+            return given
+        self._governor = Governor(given, processes=bool(self.options.processes))
+        return self._governor.size
+
+    def _resize(self, slots: int) -> None:
+        self._concurrency = slots
+        self._runner.resize(slots)
         if self._engine is not None and not self._is_closing:
             self._engine.driver.resize(self._slots)
+
+    def _adapt(self) -> None:
+        """Measure as long as the number is ours to find."""
+        if self._adapter is not None:
+            self._adapter.close()
+            self._adapter = None
+        if self._governor is None or self._engine is None or self._is_closing:
+            return
+        driver, per_slot = self._engine.driver, self.options.jobs_per_slot
+        self._adapter = Adapter(
+            self.queue_name, self._governor, lambda: -(-driver.places_in_use // per_slot), self._resize
+        )
 
     @property
     def is_paused(self) -> bool:
@@ -104,7 +145,7 @@ class JobConsumer:
     def is_alive(self) -> bool:
         """True while a restart would not help: it runs, its loop answers, and the thread that renews its locks works.
 
-        A worker that is full, limited or paused is alive, and so is one whose server is away; see `is_ready`.
+        A worker that is full, limited or paused is alive, and so is one whose server is unreachable; see `is_ready`.
         """
         return self._engine is not None and self._crash is None and self._engine.is_alive
 
@@ -121,7 +162,7 @@ class JobConsumer:
     @property
     def is_ready(self) -> bool:
         """True while it is alive, its server is not known to be away, and it took or polled recently or may not: all
-        its slots are taken, or it is limited or paused. An open TCP connection is no proof."""
+        its slots are taken, or it is limited or paused. An open TCP connection alone does not count."""
         engine = self._engine
         if engine is None or not self.is_alive or self._is_closing or engine.door.is_lost:
             return False
@@ -140,7 +181,7 @@ class JobConsumer:
         to run), `paused()`, `resumed()`, `locks_renewed(job_ids)`, `closing()`, `closed()`, `error(error)`.
 
         The job shows what is stored after the event: its attempts count the one that has just ended. `failed` is only
-        told for final failures. Callbacks may be async; what they raise is logged and harms no job.
+        given for final failures. Callbacks may be async; what they raise is logged and harms no job.
         """
         return self._reports.on(event, callback)
 
@@ -153,13 +194,13 @@ class JobConsumer:
         return self._reports.off(event, callback)
 
     async def start(self) -> None:
-        """Begin to take jobs. Returns at once; a server that is away is waited for in the background."""
+        """Start taking jobs. Returns at once; waits for an unreachable server in the background."""
         # A server that cannot be started or will never let us in is the caller's to know, not the pump's.
         await self._connection.meet(self._keys.base)
         await self._life.start()
 
     def pause(self) -> None:
-        """Take no more jobs here; running ones go on. Other workers are not affected."""
+        """Stop taking jobs here; running jobs continue. Other workers are not affected."""
         was_paused, self._is_paused = self._is_paused, True
         if self._engine is not None:
             self._engine.driver.pause()
@@ -174,7 +215,7 @@ class JobConsumer:
             self._reports.tell("resumed")
 
     async def cancel_job(self, job: str | Job, reason: str | None = None) -> Cancelled:
-        """End a job of this queue, wherever it is; one that runs here is told at once. See `Queue.cancel`."""
+        """Cancel a job of this queue in any state; one that runs here is cancelled at once. See `Queue.cancel`."""
         job_id, engine = id_of(job), self._started()
         done = await engine.actions.cancel(job_id, reason, clock_offset_ms=self.options.clock_offset_ms)
         held = engine.runs.locked.get(job_id)
@@ -236,6 +277,7 @@ class JobConsumer:
         if self._is_paused:
             self._engine.driver.pause()
         self._engine.start()
+        self._adapt()
 
     @property
     def _slots(self) -> int:
@@ -251,6 +293,7 @@ class JobConsumer:
         if self._engine is None:  # what runs the jobs could not be started
             return
         self._is_closing = True
+        self._adapt()
         self._reports.tell("closing")
         await self._engine.stop(self._close_timeout_s)
         await self._runner.aclose()
@@ -259,7 +302,7 @@ class JobConsumer:
         self._ended.set()
 
     def _on_bug(self, error: BaseException) -> None:
-        """A mistake of ours must be seen, and a worker that made one takes no more jobs."""
+        """A bug of bullpen must be visible, and a worker that hit one takes no more jobs."""
         self._crash = error
         logger.critical("queue %r: the worker crashed; please report this", self.queue_name, exc_info=error)
         self._closing = asyncio.ensure_future(self.close(0))

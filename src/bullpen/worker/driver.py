@@ -153,7 +153,12 @@ class Driver:
 
     @property
     def is_full(self) -> bool:
-        return len(self._running) >= self.state.slots
+        return self.places_in_use >= self.state.slots
+
+    @property
+    def places_in_use(self) -> int:
+        """Jobs that run; a batch that runs counts as a full one."""
+        return len(self._running)
 
     def may_take(self) -> bool:
         return self.state.may_take(self._load())
@@ -201,7 +206,8 @@ class Driver:
         if self._is_closed:
             return
         try:
-            self.state, actions = decide(self.state, self._load())
+            load = len(self._running), len(self.settled), len(self._unlocked), self._suspects.waiting
+            self.state, actions = decide(self.state, _new_load(load))
             for action in actions:
                 if type(action) is pump.Exchange:
                     self._begin_exchange(action)
@@ -275,14 +281,16 @@ class Driver:
         settled = self.settled[: call.settle]
         del self.settled[: call.settle]
         sent = _Sent(self, self._idle.pop(), call, settled)
-        carry = None
-        if call.listens and self._reader.can_carry:
-            carry, self.state = self._reader.carry, self.state.lent()
-        flight = sent.flight = sent.exchange.send(settled, call.take, sent, carry)
+        reader, is_carried = self._reader, False
+        if call.listens:
+            is_carried = reader.can_carry
+            if not is_carried:
+                self.state = self.state.not_carried()
+        flight = sent.flight = sent.exchange.send(settled, call.take, sent, reader.carry if is_carried else None)
         if flight.wire is None:
             self._run(self._recover(sent, None))
-        if call.listens and carry is None:
-            self._reader.listen()
+        if call.listens and not is_carried:
+            reader.listen()
 
     def on_reply(self, sent: _Sent, reply: Any) -> None:
         """Called where it is read: nothing stands between a job and its start."""
@@ -429,7 +437,8 @@ class Driver:
                 self._run(self._give_back_and_read_on(reply, rests=rests))
             else:
                 self._start(reply.taken)
-        self._change(self.state.read_answered(self._news(reply), rests=rests or is_late))
+        self.state = self.state.read_answered(self._news(reply), rests=rests or is_late)
+        self.wake()
 
     async def _give_back_and_read_on(self, reply: ExchangeReply, *, rests: bool) -> None:
         await self._give_back_late(self._lent, reply)

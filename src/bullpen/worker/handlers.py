@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from bullpen._kernel.execute import is_async, run_async, run_thread
 from bullpen._kernel.outcome import Ended, Result
 from bullpen.errors import JobLockLost
+from bullpen.queue.batch import BatchHandler, BatchOptions, JobBatch
 from bullpen.queue.job import Handler, Job
 from bullpen.worker.around import Around, Surroundings
-from bullpen.worker.batches import BatchHandler, BatchOptions, BatchRuns, JobBatch
+from bullpen.worker.batches import BatchRuns
 from bullpen.worker.children.limits import ChildLimits
 from bullpen.worker.children.pool import ProcessPool
 from bullpen.worker.options import WorkerOptions
@@ -59,13 +60,18 @@ class InLoop:
     around: Around | None = None
     batches: BatchRuns | None = None
 
-    def __init__(self, handler: Handler, queue: str) -> None:
+    def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
         self._handler, self._queue = handler, queue
         self.run: Run = partial(run_async, handler)
 
-    async def start(self, slots: int) -> None:
+    async def start(self, slots: int, *, batches: bool = False) -> None:
         if self.around is not None:
-            self.run = partial(run_async, self.around.surroundings(self._handler, self._queue).on_loop())
+            surroundings = self.around.surroundings(self._handler, self._queue, batches=batches)
+            self._handler = surroundings.on_loop()
+            self.run = partial(run_async, self._handler)
+
+    async def run_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
+        return await run_async(self._handler, batch, timeout_s)
 
     def resize(self, slots: int) -> None:
         pass
@@ -129,14 +135,18 @@ class InProcesses:
     around: Around | None = None
     batches: BatchRuns | None = None
 
-    def __init__(self, handler: Handler, queue: str, limits: ChildLimits) -> None:
+    def __init__(self, handler: Callable[[Any], Any], queue: str, limits: ChildLimits) -> None:
         self._handler, self._queue = handler, queue
         self.pool = ProcessPool(handler, limits)
         self.run: Run = self.pool.run
+        self.run_batch = self.pool.run_batch
 
-    async def start(self, slots: int) -> None:
-        if self.around is not None and (self.around.surroundings(self._handler, self._queue) or self.around.has_hooks):
-            self.pool.bring_app(self.around.owner, self._queue)
+    async def start(self, slots: int, *, batches: bool = False) -> None:
+        around = self.around
+        if around is not None:
+            surroundings = around.surroundings(self._handler, self._queue, batches=batches)
+            if surroundings or around.has_hooks:
+                self.pool.bring_app(around.owner, self._queue, batches=batches)
         await self.pool.start(slots)
 
     def resize(self, slots: int) -> None:
@@ -147,47 +157,40 @@ class InProcesses:
 
 
 class InBatches:
-    """Handlers that get several jobs at once, on the loop or in a thread."""
+    """Handlers that get several jobs at once, wherever they are called."""
 
-    survives_jobs = False
     on_end: OnEnd | None = None
     around: Around | None = None
 
-    def __init__(self, handler: BatchHandler, queue: str, options: BatchOptions) -> None:
-        self._handler, self._queue = handler, queue
-        self._threads = None if is_async(handler) else InThreads(handler, queue)
+    def __init__(self, caller: InLoop | InThreads | InProcesses, options: BatchOptions) -> None:
+        self._caller = caller
         self._slots = 1
-        self.batches = BatchRuns(self._call, options, lambda: self._slots)
+        self.survives_jobs = caller.survives_jobs
+        self.batches = BatchRuns(caller.run_batch, options, lambda: self._slots)
         self.run: Run = self.batches.run
-
-    async def _call(self, batch: JobBatch, timeout_s: float | None) -> Result:
-        if self._threads is None:
-            return await run_async(self._handler, batch, timeout_s)
-        return await self._threads.run_batch(batch, timeout_s)
 
     async def start(self, slots: int) -> None:
         self._slots = slots
-        if self._threads is not None:
-            self._threads.around = self.around
-            await self._threads.start(slots, batches=True)
-        elif self.around is not None:
-            self._handler = self.around.surroundings(self._handler, self._queue, batches=True).on_loop()
+        self._caller.around = self.around
+        await self._caller.start(slots, batches=True)
 
     def resize(self, slots: int) -> None:
         self._slots = slots
+        self._caller.resize(slots)
         self.batches.resized()
 
     async def aclose(self) -> None:
-        if self._threads is not None:
-            await self._threads.aclose()
+        await self._caller.aclose()
 
 
 def runner_of(handler: Handler | BatchHandler, queue: str, options: WorkerOptions) -> Runner:
     """The way that fits the handler and the worker's options."""
+    runs = _runner_of(handler, queue, options)
+    return runs if options.batch is None else InBatches(runs, options.batch)
+
+
+def _runner_of(handler: Handler | BatchHandler, queue: str, options: WorkerOptions) -> InLoop | InThreads | InProcesses:
     processes = options.processes
-    if options.batch is not None:
-        return InBatches(cast("BatchHandler", handler), queue, options.batch)
-    handler = cast("Handler", handler)
     if processes:
         return InProcesses(handler, queue, processes if isinstance(processes, ChildLimits) else ChildLimits())
     return InLoop(handler, queue) if is_async(handler) else InThreads(handler, queue)

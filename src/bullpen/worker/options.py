@@ -19,12 +19,13 @@ from bullpen._kernel.keep import Retention
 from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
+from bullpen.queue.batch import BatchOptions
 from bullpen.queue.codec import Codec
 from bullpen.wire.options import check_retention
-from bullpen.worker.batches import BatchOptions
+from bullpen.worker.auto import AutoConcurrency, Concurrency, most_of, read_concurrency
 from bullpen.worker.children.limits import ChildLimits
 
-__all__ = ["BatchOptions", "ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
+__all__ = ["AutoConcurrency", "BatchOptions", "ChildLimits", "RateLimit", "WorkerArguments", "WorkerOptions"]
 
 
 class WorkerArguments(TypedDict, total=False):
@@ -45,7 +46,7 @@ class WorkerArguments(TypedDict, total=False):
     """Short for a policy with a dead-letter queue."""
     backoff: Mapping[str, BackoffStrategy | Backoff]
     """Short for a policy with these strategies: how long to wait, by the type of a job's backoff."""
-    concurrency: int
+    concurrency: Concurrency
     batch: BatchOptions | None
     processes: bool | ChildLimits
     lock: int | timedelta
@@ -73,14 +74,15 @@ class WorkerArguments(TypedDict, total=False):
 class WorkerOptions:
     """All durations in milliseconds."""
 
-    concurrency: int = 1
-    """Jobs handled at the same time by this worker; with `batch` so many batches."""
+    concurrency: Concurrency = 1
+    """Jobs handled at the same time by this worker; with `batch`, the number of batches. `"auto"`, or an
+    `AutoConcurrency` with bounds of your own: as many as event loop and memory can take."""
     batch: BatchOptions | None = None
     """Give the handler several jobs at once: it takes a `JobBatch`."""
     lock_ms: int = 30_000
     """How long a job stays ours without renewal. Longer means slower recovery after a crash."""
     stalled_interval_ms: int = 10_000
-    """How often to look for jobs of dead workers. One check per interval runs over all workers of the queue; while
+    """How often to check for jobs of dead workers. One check per interval runs for all workers of the queue; while
     nothing runs the next is up to three times as long away, at most `lock`: no job is found later by that."""
     processes: bool | ChildLimits = False
     """Run the handler in child processes, one per running job, which are killed when time is up; with limits of what
@@ -94,13 +96,13 @@ class WorkerOptions:
     max_block_ms: int | None = None
     """How long the event loop may stand still before its jobs are given up; None is 10 x lock, at least 5 minutes."""
     drain_delay_ms: int = 5_000
-    """How long an idle worker sleeps before it looks even though nobody called."""
+    """How long an idle worker sleeps before its fallback poll."""
     remove_on_complete: Retention = None
     """Which completed jobs stay, for jobs that do not say themselves."""
     remove_on_fail: Retention = None
     """Which failed jobs stay, for jobs that do not say themselves."""
     limit: RateLimit | None = None
-    """At most so many jobs started per time, over all workers of the queue."""
+    """How many jobs may start per time, over all workers of the queue."""
     count_stalls_as_attempts: bool = False
     """Fail a job when attempts made plus stalls reach its attempts."""
     max_lonely_deaths: int | None = 2
@@ -109,14 +111,14 @@ class WorkerOptions:
     """Fail a job that was started more often, whatever it says of its attempts; None never does. Starts also count what
     is no failed attempt: stalls, returns, delays by the handler. The same as Node's `maxStartedAttempts`."""
     skip_stalled_check: bool = False
-    """Leave the jobs of dead workers to others: at least one worker of the queue must look for them."""
+    """Leave the jobs of dead workers to others: at least one worker of the queue must check for them."""
     skip_lock_renewal: bool = False
     """Let locks run out after `lock`, also while the handler runs: a job that takes longer is given to another
     worker."""
     events_max_len: int | None = None
     """About how many events the queue's stream keeps; None leaves what is set (10000)."""
     metrics_minutes: int | None = None
-    """Count finished jobs per minute, for so many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
+    """Keep counts of finished jobs for this many minutes; None counts nothing. The same as Node's `maxDataPoints`."""
     scheduler_zone: str = LOCAL
     """Time zone of schedules that name none; `local` is this machine's, which is what Node takes."""
     clock_offset_ms: int = 0
@@ -137,7 +139,7 @@ class WorkerOptions:
         return cls(**values)
 
     def __post_init__(self) -> None:
-        check_int("concurrency", self.concurrency, minimum=1)
+        read_concurrency(self.concurrency)
         check_int("lock", self.lock_ms, minimum=100)
         check_int("stalled_interval", self.stalled_interval_ms, minimum=1)
         # Redis 6.2 blocks for ever when asked to block for less.
@@ -145,8 +147,6 @@ class WorkerOptions:
         is_known = isinstance(self.processes, bool | ChildLimits)
         require("processes", is_known, "True, False or ChildLimits", self.processes)
         require("batch", self.batch is None or isinstance(self.batch, BatchOptions), "a BatchOptions", self.batch)
-        is_possible = self.batch is None or self.processes is False
-        require("batch", is_possible, "none with processes: a child runs one job", self.batch)
         require("timeouts", isinstance(self.timeouts, Mapping), "a mapping from job names to times", self.timeouts)
         for name, limit in self.timeouts.items():
             require("timeouts", isinstance(name, str), "names of jobs", name)
@@ -176,6 +176,11 @@ class WorkerOptions:
         counts = self.count_stalls_as_attempts
         require("count_stalls_as_attempts", isinstance(counts, bool), "True or False", counts)
         require("limit", self.limit is None or isinstance(self.limit, RateLimit), "a RateLimit", self.limit)
+
+    @property
+    def most_concurrency(self) -> int:
+        """What `concurrency` may come to."""
+        return most_of(self.concurrency, processes=bool(self.processes))
 
     @property
     def jobs_per_slot(self) -> int:

@@ -56,7 +56,8 @@ class Exchange(NamedTuple):
     is_fallback: bool = False
     """Nobody asked for it but the end of a blocked read that brought nothing."""
     listens: bool = False
-    """The blocked read goes along in the same write: it is in place when whoever gets these results asks for more."""
+    """The blocked read goes along in the same write, lent a slot: it is in place when whoever gets these results asks
+    for more."""
 
 
 class Act(Enum):
@@ -189,6 +190,10 @@ class State(NamedTuple):
         changed = (in_flight, asked + 1, should_poll, is_fallback, has_marker, Read.LENT, polls)
         return _new_state(changed + self[7:])
 
+    def not_carried(self) -> State:
+        """The read cannot go along: it begins by itself, and is lent a slot then."""
+        return self._replace(read=Read.BUSY, asked=self.asked - 1)
+
     def read_answered(self, reply: Reply, *, rests: bool = False) -> State:
         """The poll behind the read has come back. `rests`: the reader is not free yet."""
         in_flight, asked, _, is_fallback, has_marker, _, read_polls, polls = self[:8]
@@ -282,12 +287,13 @@ def decide(state: State, load: Load) -> tuple[State, list[Action]]:
             # A marker that we took but cannot use is passed on: an exchange sets it again when work is left.
             if not has_marker:
                 break
-        count = min(settled, MOST_JOBS)
+        count = settled if settled < MOST_JOBS else MOST_JOBS  # noqa: FURB136 - a call less per exchange
         settled -= count
         # With the last outcomes of a worker that has nothing else to do.
-        listens = not (should_poll or settled or running or in_flight) and read is Read.IDLE and bool(state.free(load))
+        listens = not (should_poll or settled or running or in_flight) and read is Read.IDLE and state.free(load) > 0
         actions.append(_new_exchange((count, take, polls, is_fallback, listens)))
-        read = Read.BUSY if listens else read
+        if listens:
+            asked, read, read_polls = asked + 1, Read.LENT, polls
         changed = (in_flight + 1, asked + take, should_poll, is_fallback, False, read, read_polls)
         state = _new_state(changed + state[7:])
     if state.must_hand_on:

@@ -1,4 +1,4 @@
-"""Take jobs without a handler: whoever takes one runs it, and says what became of it.
+"""Take jobs without a handler: the caller runs each job and reports its outcome.
 
 In: calls of `take`, or a loop over the taker, and one outcome for each job. Out: jobs whose locks are held and renewed
 until then; a job whose outcome was stored, when `settle` returns. Everything that a worker does beside its handler is
@@ -31,6 +31,7 @@ from bullpen.errors import InvalidOption, JobLockLost, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
 from bullpen.worker.around import Around
+from bullpen.worker.auto import read_concurrency
 from bullpen.worker.batches import BatchRuns
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import OnEnd, Run
@@ -60,7 +61,7 @@ class _Held:
 
 
 class _HandOut:
-    """How the jobs of a taker are run: by somebody else."""
+    """How the jobs of a taker are run: by the caller."""
 
     survives_jobs = False
     around: Around | None = None
@@ -85,7 +86,7 @@ class _HandOut:
 
 
 class Taker(JobConsumer):
-    """Takes jobs of one queue for whoever runs them by hand.
+    """Takes jobs of one queue for callers that run them.
 
         async with Taker("emails") as taker:
             async for job in taker:
@@ -115,6 +116,9 @@ class Taker(JobConsumer):
         for name in _OF_HANDLERS:
             if name in given:
                 raise InvalidOption(name, "an option that needs no handler", given[name])
+        # How much a taker holds is for whoever settles it to know.
+        slots = options.get("concurrency", 1)
+        require("concurrency", isinstance(read_concurrency(slots), int), "a number", slots)
         options.setdefault("close_timeout", 0)
         super().__init__(queue, connection, prefix, options)
         self._runner = _HandOut(self._run, self._on_end)
@@ -174,7 +178,7 @@ class Taker(JobConsumer):
     # ---- settling ---------------------------------------------------------------------------------------------
 
     async def settle(self, job: Job, outcome: Outcome) -> None:
-        """Store what became of a job; returns when the server has it. Raises JobLockLost when the job is not ours any
+        """Store the outcome of a job; returns when the server has it. Raises JobLockLost when the job is not ours any
         more, or the server does not answer within the lock's duration: then another worker may run it again."""
         require("outcome", isinstance(outcome, Outcome), "an outcome", outcome)
         held = self._held.get(job)

@@ -1,7 +1,7 @@
 """Take jobs, run a handler for each, settle the outcomes: the public face.
 
 In: a handler and options. Out: every taken job is settled exactly once, or its lock runs out and another worker has it.
-Elsewhere: what it shares with whoever takes jobs by hand (`consumer`), the work itself (`engine`), options (`options`).
+Elsewhere: what it shares with manual processing (`consumer`), the work itself (`engine`), options (`options`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Unpack
 
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption
+from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
 from bullpen.redis.client import Connection
 from bullpen.worker import signals as _signals
 from bullpen.worker.around import Around
-from bullpen.worker.batches import BatchHandler
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import runner_of
 from bullpen.worker.options import WorkerArguments

@@ -52,12 +52,12 @@ class Trigger:
     """What caused an event: a delivery of a transport, or a call."""
 
     key: str
-    """Tells this event from others of its entity and workflow: the same however often and by whatever way it comes."""
+    """Identifies this event among others of its entity and workflow: the same for every delivery, on every way."""
     headers: Mapping[str, str] = field(default_factory=dict)
     job_id: str | None = None
     queue: str | None = None
     attempt: int | None = None
-    """Number of this try, from 1. None: a call, which nobody repeats."""
+    """Number of this attempt, from 1. None: a call, which is not repeated."""
     may_be_repeated: bool = False
     """Whether an earlier delivery may have been applied already."""
     is_final: Callable[[BaseException], bool] = _never

@@ -52,7 +52,7 @@ class States(Generic[S]):
     failed: S
     """Where an entity is parked when an action fails."""
     initial: S | None = None
-    """Where entities begin. Only diagrams and lint look at it."""
+    """Where entities start. Only used by diagrams and lint."""
 
     def __post_init__(self) -> None:
         for name in ("finals", "idles"):
@@ -62,7 +62,7 @@ class States(Generic[S]):
         require("states.idles", not both, "states that are not final", both)
 
     def rests(self, state: S) -> bool:
-        """Whether the engine stops here by itself."""
+        """Whether the engine stops here."""
         return state == self.failed or state in self.idles or state in self.finals
 
 

@@ -1,6 +1,6 @@
-"""Draw a definition: as Mermaid text, which many places show, or as SVG, which needs nobody else.
+"""Draw a definition as Mermaid text or as SVG.
 
-In: a definition. Out: text. States to rest at, ends and the failed state look different.
+In: a definition. Out: text. Idle states, final states and the failed state are drawn differently.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A state and where it stands."""
+    """A state and its place."""
 
     state: str
     kind: str
@@ -88,7 +88,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A transition: the line, and where its label stands."""
+    """A transition: the line, and the place of its label."""
 
     line: str
     label: str
@@ -98,7 +98,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A picture before it is drawn."""
+    """A diagram before it is drawn."""
 
     width: int
     height: int
@@ -109,7 +109,7 @@ class Layout:
 
 
 def layout(definition: AnyDefinition) -> Layout:
-    """Where everything stands: one row per number of events from the beginning."""
+    """The layout: one row per number of events from the start."""
     rows = _rows(definition)
     places = {
         state: (_MARGIN + at * (_WIDTH + _GAP_X), _MARGIN + level * (_HEIGHT + _GAP_Y))
@@ -133,7 +133,7 @@ def layout(definition: AnyDefinition) -> Layout:
 
 
 def svg(definition: AnyDefinition) -> str:
-    """A picture: one row per number of events from the beginning."""
+    """A diagram: one row per number of events from the start."""
     made = layout(definition)
     name = quoteattr(f"states of {definition.name or 'workflow'}")
     opening = (

@@ -65,7 +65,7 @@ S = TypeVar("S")
 logger = get_logger("bullpen.workflow")
 
 _MOST_CONFLICTS: Final = 10
-"""How often a change is decided anew because somebody else was faster, who did not take turns with us."""
+"""How often a change is decided again because another process stored first without taking turns."""
 _PAUSE_PER_CONFLICT_S: Final = 0.05
 _PAUSE_MS: Final = 1_000
 """When a store or a lock is asked again that was away."""
@@ -164,7 +164,7 @@ class Engine(Generic[T, P, E, S]):
             fresh = []
             for each in items:
                 if self._was_applied(loaded, each[2].key, urn):
-                    self._tell_repeated(event, urn, each[2])
+                    self._report_repeated(event, urn, each[2])
                 else:
                     fresh.append(each)
             if not fresh:
@@ -197,7 +197,7 @@ class Engine(Generic[T, P, E, S]):
     async def _apply(self, event: E, urn: str, payload: Any, trigger: Trigger, keys: list[str]) -> T:
         loaded = await self._read(urn, keys, trigger, payload)
         if self._was_applied(loaded, trigger.key, urn):
-            self._tell_repeated(event, urn, trigger)
+            self._report_repeated(event, urn, trigger)
             return loaded.entity
         return await self._change(loaded, event, urn, payload, trigger, lambda: keys)
 
@@ -266,16 +266,16 @@ class Engine(Generic[T, P, E, S]):
         try:
             step = first_step(self.definition, status, event, holds)
             if step is None:
-                self._tell_refused(event, status, urn, trigger)
+                self._report_refused(event, status, urn, trigger)
                 if self.definition.fallback is not None:
                     refused = await self.definition.fallback(walk.entity, event, payload)
         except NoTransition:
             if is_ignored(self.definition, status, event):
-                self._tell_ignored(event, status, urn, trigger)
+                self._report_ignored(event, status, urn, trigger)
                 return None
             if not self._is_recognised(event, status, trigger):
                 raise
-            self._tell_repeated(event, urn, trigger)
+            self._report_repeated(event, urn, trigger)
             step = next_step(self.definition, status, holds)
         while step is not None:
             if len(walk.moves) > self.definition.max_steps:
@@ -291,11 +291,11 @@ class Engine(Generic[T, P, E, S]):
         is_direct = isinstance(self.store, DirectStore)
         return is_direct and trigger.may_be_repeated and is_target(self.definition, event, status)
 
-    def _tell_repeated(self, event: E, urn: str, trigger: Trigger) -> None:
+    def _report_repeated(self, event: E, urn: str, trigger: Trigger) -> None:
         logger.info("Event was applied before", extra=log_fields(urn, trigger))
         telemetry.emit("workflow.repeated", workflow=self.name, urn=urn, event=word(event))
 
-    def _tell_refused(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
+    def _report_refused(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
         """The event is done and nothing has changed: without this nobody could find out why."""
         asked = ", the fallback is called" if self.definition.fallback is not None else ""
         logger.info(
@@ -305,7 +305,7 @@ class Engine(Generic[T, P, E, S]):
         )
         telemetry.emit("workflow.refused", workflow=self.name, urn=urn, event=word(event), state=word(status))
 
-    def _tell_ignored(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
+    def _report_ignored(self, event: E, status: S, urn: str, trigger: Trigger) -> None:
         logger.info("Event %s is ignored in state %s", word(event), word(status), extra=log_fields(urn, trigger))
         telemetry.emit("workflow.ignored", workflow=self.name, urn=urn, event=word(event), state=word(status))
 
@@ -518,8 +518,8 @@ def _cause(triggers: Sequence[Trigger]) -> Trigger:
 
 @contextlib.contextmanager
 def _nobody_counts(trigger: Trigger) -> Iterator[None]:
-    """A store or lock that is away is not the event's fault: it comes again, and no attempt is counted. Otherwise an
-    outage of a minute would dead-letter everything that arrives in it."""
+    """An unreachable store or lock is not the event's fault: it is delivered again, and no attempt is counted.
+    Otherwise an outage of a minute would dead-letter everything that arrives in it."""
     try:
         yield
     except (ConnectionLost, DatabaseUnavailable, EntityBusy) as error:

@@ -53,7 +53,7 @@ _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("bullpen_urn_locks", default=
 
 @contextlib.contextmanager
 def _inside(place: object, urn: str) -> Iterator[None]:
-    """Around taking and holding a lock. Raises EmitsToItself when the lock is held by whoever waits for us.
+    """Around taking and holding a lock. Raises EmitsToItself when the holder of the lock waits for this caller.
 
     Tasks inherit it, because an action may wait for a task. One that is still there when the lock was given back is
     free again.

@@ -87,7 +87,7 @@ def next_step(definition: Definition[T, P, E, S], status: S, holds: Holds[T, P, 
 
 
 def automatic_exits(definition: Definition[T, P, E, S], status: S) -> Iterator[Transition[T, P, E, S]]:
-    """Transitions that the engine may take by itself, in their order."""
+    """Transitions that the engine may take without an event, in their order."""
     for transition in definition.transitions:
         if status in transition.sources and transition.to != definition.states.failed:
             yield transition

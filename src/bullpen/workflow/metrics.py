@@ -1,4 +1,4 @@
-"""The numbers of workflows: what this process moved, found to be known, and decided anew.
+"""Metrics of workflows: transitions, repeated events, and changes that were decided again.
 
 In: telemetry of the engines. Out: plain records. Entities are not counted by state: only their store knows them all.
 Elsewhere: the text format (`bullpen.ops`), deliveries and dead letters of the transport (`bullpen.plugins.metrics`).

@@ -1,4 +1,4 @@
-"""One registered workflow as a program holds it: emit, send, look; and as an app runs it.
+"""One registered workflow: emit, send and read; and the service that an app runs.
 
 In: a definition, its store, perhaps the client of the transport that brings its events. Out: `emit` applies an event
 here and now, `send` lets the transport carry it, `run` consumes until closed. Elsewhere: applying (`engine`), consuming
@@ -122,7 +122,7 @@ class Workflow(BaseService, Generic[T, P, E, S]):
         """Let the transport carry an event, now or after `delay`; returns its receipt when the broker has it. On BullMQ
         that is the `Job`.
 
-        It goes where the binding says that this event comes from: whoever consumes there applies it, this program or
+        It goes to the source that the binding names for this event: its consumer applies it, this program or
         another, also one in Node. With an `idempotency_key` it counts once for its entity, as with `emit`, also when
         the broker has forgotten the first. `options` are those of the transport, such as `priority` on BullMQ. Ids that
         are not given are those of the event whose action is running.
@@ -182,7 +182,7 @@ class Workflow(BaseService, Generic[T, P, E, S]):
         return diagram.mermaid(self.definition)
 
     def svg(self) -> str:
-        """The states as a picture."""
+        """The states as a diagram."""
         return diagram.svg(self.definition)
 
     def event(self, text: str) -> E:
@@ -238,7 +238,7 @@ def _headers(tenant_id: str | None, user_id: str | None, correlation_id: str | N
 
 
 def _as_json(payload: Any) -> Any:
-    """Typed payloads as they are read back; anything else goes as it is, and must be JSON by itself."""
+    """Typed payloads as they are read back; anything else is unchanged and must be JSON."""
     if isinstance(payload, msgspec.Struct) or is_dataclass(payload):
         return msgspec.to_builtins(payload)
     return payload

@@ -74,7 +74,7 @@ class PossibleEvent:
     target: str
     holds: bool
     conditions: tuple[tuple[str, str], ...]
-    """Each condition by its name, with `holds`, `does not hold`, or why it cannot tell."""
+    """Each condition by its name, with `holds`, `does not hold`, or why it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

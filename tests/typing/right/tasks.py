@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, assert_type
 
-from bullpen import Bullpen, Job, Task, TaskArguments, TaskJob
+from bullpen import BatchOptions, Bullpen, Job, JobBatch, Task, TaskArguments, TaskJob
 from bullpen.sync import Job as BlockingJob
 
 app = Bullpen()
@@ -45,6 +45,23 @@ OPTIONS: TaskArguments = {"attempts": 3, "remove_on_complete": True}
 @app.task("reports", **OPTIONS)
 async def report(day: date) -> list[str]:
     return [day.isoformat()]
+
+
+@app.task("rows", batch=BatchOptions(size=50))
+async def store(rows: list[Invoice]) -> list[int]:
+    return [row.number for row in rows]
+
+
+@app.task("rows", batch=BatchOptions(size=50))
+def drop(batch: JobBatch, rows: list[Invoice]) -> None:
+    batch.complete(batch[0])
+
+
+async def runs_of_lists_are_added_one_by_one(invoice: Invoice) -> None:
+    assert_type(store, Task[[Invoice], int])
+    assert_type(drop, Task[[Invoice], None])
+    assert_type(await (await store.add(invoice)).result(), int)
+    assert_type(await store.map([store.call(invoice)]), list[int])
 
 
 app.task_queue("slow", concurrency=1, timeout=timedelta(minutes=10))

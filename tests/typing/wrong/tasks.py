@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bullpen import Bullpen, Job
+from bullpen import BatchOptions, Bullpen, Job
 
 app = Bullpen()
 
@@ -54,3 +54,19 @@ send.add_later("ada")  # error
 
 async def a_lane() -> None:
     await send.options(lane=5).add("ada")  # error
+
+
+@app.task("rows", batch=BatchOptions(size=5))  # error
+async def no_list(row: str) -> None: ...
+
+
+@app.task("rows", batch=BatchOptions(size=5))
+async def store(rows: list[dict[str, int]]) -> list[int]:
+    return [len(row) for row in rows]
+
+
+async def lists() -> None:
+    await store.add([{"a": 1}])  # error
+    await store.add({"a": "1"})  # error
+    word: str = await (await store.add({"a": 1})).result()  # error
+    print(word)

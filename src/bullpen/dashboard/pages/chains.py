@@ -14,9 +14,9 @@ import msgspec
 from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import summary
 from bullpen.dashboard._web import PageProblem
-from bullpen.dashboard.reads.ledger import ATTEMPT_WORDS, holds_up, ledger_of, ms_of, read
+from bullpen.dashboard.reads.ledger import holds_up, ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
-from bullpen.ops.status import WorkStatus, counted, duration_text, outbox_status
+from bullpen.ops.status import WorkStatus, attempt_status, counted, duration_text, outbox_status
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
@@ -146,7 +146,7 @@ def _row_step(context: Context, row: ChainRow) -> ChainStep:
 
 
 def _attempt_step(context: Context, each: ChainAttempt, row: ChainRow) -> ChainStep:
-    word = ATTEMPT_WORDS.get(each.outcome, WorkStatus.WAITING)
+    word = attempt_status(each.outcome)
     facts = [f"by {each.worker}"] if each.worker else []
     if each.started_at is not None:
         facts.append(f"took {duration_text(ms_of(each.finished_at) - ms_of(each.started_at))}")

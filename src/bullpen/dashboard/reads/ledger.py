@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.routes import Context
-from bullpen.ops.status import WorkStatus, duration_text
+from bullpen.ops.status import duration_text
 
 if TYPE_CHECKING:
     from bullpen.ledger import Ledger
     from bullpen.ledger.destinations import Destination
 
-__all__ = ["ATTEMPT_WORDS", "holds_up", "ledger_of", "ms_of", "read"]
+__all__ = ["holds_up", "ledger_of", "ms_of", "read"]
 
 T = TypeVar("T")
-
-ATTEMPT_WORDS: Final = {"SENT": WorkStatus.DONE, "FAILED": WorkStatus.RETRYING, "DEAD": WorkStatus.DEAD}
-"""How a delivery went, in the common words."""
 
 
 async def ledger_of(context: Context, part: str = "outbox", page: str = "") -> Ledger:

@@ -1,6 +1,6 @@
 """Jobs as people see them: a line of a list, and one with all that is stored of it.
 
-In: heads or records of jobs. Out: views without secrets; for whoever may not see payloads, their sizes only.
+In: heads or records of jobs. Out: views without secrets; for users who may not see payloads, their sizes only.
 Elsewhere: reading (`bullpen.queue`), why a job does not run (`bullpen.ops.explain`).
 """
 
@@ -39,7 +39,7 @@ _LAST_LINE: Final = 300
 
 
 class Payload(msgspec.Struct, rename="camel", frozen=True):
-    """Stored JSON for people: without secrets, and only its size for whoever may not see it."""
+    """Stored JSON for people: without secrets, and only its size for users who may not see it."""
 
     size: int
     value: Any = None
@@ -88,7 +88,7 @@ class JobsView(msgspec.Struct, rename="camel", frozen=True):
     next_start: int | None
     """Where the next page begins; None: this was the last."""
     fitting: int | None = None
-    """How many fit the filter, where that is known without looking at all."""
+    """How many match the filter, where that is known without reading all."""
 
 
 class TimelineStep(msgspec.Struct, rename="camel", frozen=True):
@@ -179,7 +179,7 @@ def job_row(head: JobHead, state: JobState, *, payloads: bool) -> JobRow:
 
 
 def shown_preview(head: JobHead, field: str) -> str:
-    """The beginning of a large field as people see it. Filters look at the same text: they tell nothing more."""
+    """The first part of a large field, as shown. Filters search the same text and reveal nothing more."""
     return scrub_lines(head.preview(field))
 
 
@@ -190,7 +190,7 @@ def payload_of(raw: bytes | None, *, payloads: bool) -> Payload | None:
     if not payloads:
         return Payload(len(raw), hidden="You may not see payloads.")
     if len(raw) > _MOST_SHOWN_BYTES:
-        return Payload(len(raw), hidden="It is too large to be shown here. Download it.")
+        return Payload(len(raw), hidden="It is too large to show here. Download it.")
     try:
         return Payload(len(raw), value=hide_secrets(json.decode(raw)))
     except NotJson:

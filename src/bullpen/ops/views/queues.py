@@ -43,7 +43,7 @@ _SILENT_S: Final = 30
 _TROUBLE: Final = 3
 _OF_QUEUES: Final = ("dead_letters", "queue_late", "no_worker", "silent_workers")
 _FAILED: Final = ("dead_letters", "outbox_dead", "parked_events")
-"""What stands still comes before what has failed."""
+"""Stuck work comes before failed work."""
 
 
 class VerdictFinding(msgspec.Struct, rename="camel", frozen=True):
@@ -96,13 +96,13 @@ class QueueRow(msgspec.Struct, rename="camel", frozen=True):
     done_per_minute: tuple[float, ...]
     """Of the last 60 minutes, the oldest first."""
     word: str
-    """How it is, in a common word."""
+    """Its common status."""
     mark: str
-    """What there is to know, in two words: `no worker`."""
+    """The problem in two words: `no worker`."""
     trouble: str
     """What is wrong, in words; empty: nothing."""
     severity: int
-    """How bad that is: 0 nothing, 1 worth a look, 2 dead letters, 3 jobs do not move, 4 unreadable."""
+    """How bad that is: 0 nothing, 1 worth a check, 2 dead letters, 3 jobs do not move, 4 unreadable."""
     pause: PauseNote | None = None
     problem: str | None = None
 
@@ -194,7 +194,7 @@ def queue_row(look: QueueSnapshot, limits: SymptomLimits, at_ms: int, recently: 
 
 
 def snapshot_symptoms(look: QueueSnapshot, limits: SymptomLimits) -> list[Symptom]:
-    """The signs that alerts have too, and what only a snapshot tells."""
+    """The symptoms of alerts, and those that only a snapshot shows."""
     found = list(symptoms_of_snapshot(look, limits))
     silent_s = look.worker_idle_s or 0
     if look.ready and look.workers and silent_s > _SILENT_S and not look.active and not look.paused:
@@ -260,7 +260,7 @@ def overview_view(
 
 
 def group_rows(rows: Sequence[QueueRow], delimiter: str) -> tuple[list[QueueGroup], list[QueueRow]]:
-    """Queues that share what stands before the delimiter, added up; and those that share it with nobody."""
+    """Queues with the same text before the delimiter, added up; and all other queues."""
     groups: dict[str, list[QueueRow]] = {}
     for row in rows:
         head, found, _ = row.queue.partition(delimiter)
@@ -286,7 +286,7 @@ def group_rows(rows: Sequence[QueueRow], delimiter: str) -> tuple[list[QueueGrou
 
 
 def verdict_of(signs: Iterable[Symptom], unread: Iterable[str] = ()) -> OverallVerdict:
-    """One sentence: broken when the server is away, unknown when something could not be read."""
+    """One sentence: broken when the server is unreachable, unknown when something could not be read."""
     signs, unread = list(signs), list(unread)
     findings = [
         VerdictFinding(

@@ -263,18 +263,18 @@ class _MendedQueue:
         self._queue = queue
 
     async def get(self) -> Any:
-        return _mended(await self._queue.get())
+        return _repaired(await self._queue.get())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
 
-def _mending(response: Any) -> Any:
+def _repairing(response: Any) -> Any:
     response._read_resp_queue = _MendedQueue(response._read_resp_queue)
     return response
 
 
-def _mended(response: Any) -> Any:
+def _repaired(response: Any) -> Any:
     """A message of the server, with an event that the client can decode. It keeps what can be read."""
     if response is None or response.WhichOneof("content") != "event":
         return response
@@ -330,7 +330,7 @@ class _Pump:
 
 @contextlib.asynccontextmanager
 async def _pumping(subscription: Any, most: int) -> AsyncIterator[_Pump]:
-    pump = _Pump(_mending(subscription), most)
+    pump = _Pump(_repairing(subscription), most)
     try:
         yield pump
     finally:
@@ -342,7 +342,7 @@ async def _pumping(subscription: Any, most: int) -> AsyncIterator[_Pump]:
 async def _stopping(response: Any) -> AsyncIterator[RecordedEvent]:
     """The events of a response, which is stopped however the loop ends."""
     try:
-        async for event in _mending(response):
+        async for event in _repairing(response):
             yield event
     finally:
         with contextlib.suppress(*_FAILURES):

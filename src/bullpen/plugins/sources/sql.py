@@ -59,7 +59,7 @@ class SqlEvents:
         return self._ledger.database.address
 
     async def subscribe(self, after: int) -> AsyncGenerator[EventBatch, None]:
-        async with self._told() as told:
+        async with self._notification() as told:
             is_first, is_fallback = True, False
             while True:
                 told.clear()
@@ -119,7 +119,7 @@ class SqlEvents:
         return EventBatch(wanted, found[-1].position, caught_up=len(found) < self._batch_size)
 
     @asynccontextmanager
-    async def _told(self) -> AsyncIterator[asyncio.Event]:
+    async def _notification(self) -> AsyncIterator[asyncio.Event]:
         """An event that is set whenever somebody committed."""
         told = asyncio.Event()
 

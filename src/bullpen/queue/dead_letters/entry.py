@@ -34,7 +34,7 @@ def entry_id(job_id: str, attempts_started: int) -> str:
 
 
 def entry_options(identity: str) -> bytes:
-    """The options of an entry: nobody processes it, and nothing removes it."""
+    """The options of an entry: no worker takes it, and nothing removes it."""
     return msgspec.json.encode({**_ENTRY_OPTS, "jobId": identity})
 
 
@@ -49,7 +49,7 @@ def check_same_slot(keys: QueueKeys, dead_letter_keys: QueueKeys) -> None:
 
 
 def check_not_sealed(store: str, entry_id: str, data: Any) -> None:
-    """A sealed payload goes back as it is: what somebody wrote into it would be plain, or no payload at all."""
+    """A sealed payload goes back unchanged: an edit would be plain text, or no payload at all."""
     if (words := seal_words(data)) is not None:
         reason = f"its payload is {words}; redrive it as it is, or add a new job with a queue that has the codec"
         raise DeadLetterNotEditable(store, entry_id, reason)
@@ -63,14 +63,14 @@ class DeadLetterWriter:
     ) -> None:
         check_same_slot(keys, dead_letter_keys)
         self.with_cancelled = with_cancelled
-        """Whether jobs that somebody cancelled get one too."""
+        """Whether cancelled jobs get one too."""
         self.base = dead_letter_keys.base
         self.name = dead_letter_keys.name
         self._queue = keys.name
         self._clock = clock
 
     def wants(self, failed: Failed) -> bool:
-        """Whether this failure needs somebody: a job that was cancelled on purpose does not."""
+        """Whether this failure needs a person: a job that was cancelled on purpose does not."""
         return self.with_cancelled or failed.cause is not Cause.CANCELLED
 
     def parts(self, job: Job, failed: Failed) -> tuple[str, str, bytes, bytes, bytes, str, bytes]:

@@ -1,9 +1,9 @@
 """The failed set of a queue as its store of dead letters (`bullpen.ports.dead_letters`).
 
-In: ids of entries, which name a job and which of its failures is meant. Out: letters, jobs that are back in line, or
-jobs that are gone. Of two that redrive the same failure one does it, and a failure that came later is never touched in
-the name of an earlier one.
-Elsewhere: a dead-letter queue beside it (`operations`), choosing between the two (`store`).
+In: ids of entries, which name a job and which of its failures is meant. Out: dead letters, jobs that are queued again,
+or jobs that are gone. Of two that redrive the same failure one does it, and a failure that came later is never touched
+in the name of an earlier one. Elsewhere: a dead-letter queue beside it (`operations`), choosing between the two
+(`store`).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class FailedSetStore:
         return groups_of(newest.letters, self.name, tenant_id=tenant_id, limit=limit)
 
     async def _behind(self, after: str) -> tuple[int, tuple[float, bytes]]:
-        """Where the set goes on behind a cursor, also when that job is gone."""
+        """Where the set continues after a cursor, also when that job was removed."""
         score, mark, job_id = after.partition("/")
         if not mark or not score.isascii() or not score.isdecimal():
             raise InvalidOption("after", "the `next` of the page before", after)
@@ -147,18 +147,18 @@ class FailedSetStore:
             for raw, flat in zip(page, hashes, strict=True):
                 record = JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat or [])
                 if record.exists:  # else it was removed meanwhile
-                    letters.append(self._letter_of(Job(self._actions, record)))
+                    letters.append(self._entry_of(Job(self._actions, record)))
         return letters
 
     async def get(self, entry_id: str) -> DeadLetter | None:
         job = await self._find(entry_id)
-        return None if job is None else self._letter_of(job)
+        return None if job is None else self._entry_of(job)
 
     async def redrive(self, entry_id: str, *, by: str | None = None) -> str:
         return await self._redrive(entry_id, by, None)
 
     async def redrive_edited(self, entry_id: str, edit: Edit, *, by: str | None = None) -> str:
-        """As the port says, in one script: data that somebody changes meanwhile is not overwritten."""
+        """As the port says, in one script: data that another client changes in between is not overwritten."""
         return await self._redrive(entry_id, by, edit)
 
     async def _redrive(self, entry_id: str, by: str | None, edit: Edit | None) -> str:
@@ -169,8 +169,8 @@ class FailedSetStore:
         keys, data, digest = self._keys, b"", ""
         members: dict[str, Any] = {"by": actor, "entry": entry_id}
         if edit is not None:
-            check_unchanged(self.name, self._letter_of(job), edit)
-            check_not_sealed(self.name, entry_id, self._letter_of(job).data)
+            check_unchanged(self.name, self._entry_of(job), edit)
+            check_not_sealed(self.name, entry_id, self._entry_of(job).data)
             members["edit"], data = edit.note(), json.encode(edit.data)
             json.check_payload_size(len(data), len(job.record.raw_opts))
             digest = hashlib.sha1(job.record.raw_data, usedforsecurity=False).hexdigest()  # what Lua can compute
@@ -212,7 +212,7 @@ class FailedSetStore:
                     return job
         return None
 
-    def _letter_of(self, job: Job) -> DeadLetter:
+    def _entry_of(self, job: Job) -> DeadLetter:
         identity, _, head, tail, _, form, _ = self._writer.parts_of_failed(job)
         raw = {"": job.record.raw_data, "text": msgspec.json.encode(job.record.raw_data.decode("utf-8", "replace"))}
         entry = json.decode(head + raw.get(form, b"") + tail)

@@ -1,9 +1,9 @@
 """What is kept beside the dead letters of a queue: counters by cause and tenant, and their order in time.
 
 The scripts that write and remove entries keep it up. Other clients, and earlier releases of ours, know nothing of it,
-so whoever reads compares it with the line of the entries first, and catches up: what came is read once, what went is
+so a reader compares it with the list of entries first, and catches up: what came is read once, what went is
 forgotten. It is made from the entries, so it may vanish.
-In: what is asked for. Out: ids of entries, newest first, and groups; both without reading letters.
+In: a filter. Out: ids of entries, newest first, and groups; both without reading the entries.
 Elsewhere: the entries themselves (`operations`), what makes a cause (`bullpen._kernel.causes`).
 """
 
@@ -39,7 +39,7 @@ _PARTS: Final = ("facts", "index", "counts", "causes", "tenants")
 
 
 def facts_of(letter: DeadLetter, failed_ms: int | None = None) -> bytes:
-    """What the scripts are told of a letter, see `lib/letter_index`."""
+    """The arguments of the scripts about a dead letter, see `lib/letter_index`."""
     at = (letter.failed_ms or 0) if failed_ms is None else failed_ms
     sample = [letter.name[:LONGEST_SAMPLE], summary(letter.error_message, LONGEST_SAMPLE)]
     tenant = encode_segment(letter.tenant_id or "")
@@ -69,7 +69,7 @@ class DeadLetterIndex:
         return int(await self._actions.command("ZLEXCOUNT", self._entries.letters("index"), *_all_of(prefix)))
 
     async def ids(self, where: DeadLetterFilter, *, after: str | None, count: int) -> list[tuple[str, bytes]]:
-        """Cursors and ids of the next ones, newest first. Name, error and cause of a filter are not looked at."""
+        """Cursors and ids of the next ones, newest first. Name, error and cause of a filter are not checked."""
         prefix = _prefix(where.fingerprint, where.tenant_id)
         newest, oldest = f"({prefix};", f"[{prefix}:"
         if where.failed_before is not None:
@@ -87,7 +87,7 @@ class DeadLetterIndex:
         return [(raw[cut:].decode("utf-8", "surrogateescape"), raw[cut + _PLACE + 1 :]) for raw in found]
 
     async def forget(self, gone: Sequence[bytes]) -> None:
-        """Entries that somebody removed."""
+        """Entries that were removed."""
         if gone:
             await self._tell((raw, b"") for raw in gone)
 
@@ -150,7 +150,7 @@ class DeadLetterIndex:
         return tuple(map(int, found))
 
     async def _tenants(self) -> dict[str, dict[str, int]]:
-        """Of each cause, how many letters of whom."""
+        """Number of dead letters per cause and tenant."""
         flat = await self._actions.command("HGETALL", self._entries.letters("tenants"))
         found: dict[str, dict[str, int]] = {}
         for raw, count in zip(flat[::2], flat[1::2], strict=True):
@@ -207,7 +207,7 @@ class DeadLetterIndex:
                 return
 
     async def _tell(self, letters: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
-        """Let the index know these; how many entries are in line, and known, then."""
+        """Add these to the index; returns how many entries are listed, and how many are known."""
         keys, flat = self._entries, [part for letter in letters for part in letter]
         depth, known = await self._actions.evaluate("index_dead_letters", [keys.letters("facts")], [keys.base, *flat])
         return int(depth), int(known)

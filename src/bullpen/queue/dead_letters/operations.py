@@ -1,9 +1,9 @@
 """Dead letters of a queue: what an operator does with finally failed jobs.
 
-An entry is an ordinary job of the queue `{queue}-dlq`, readable by any BullMQ client; nobody processes it. The
+An entry is an ordinary job of the queue `{queue}-dlq`, readable by any BullMQ client; no worker takes it. The
 script that moves a job to failed writes it, so there is no moment in which a job has failed without its entry. Jobs
 that workers of other clients failed get theirs from the sweep of our workers.
-In: an entry's id or a filter. Out: entries, jobs that are back in line, or entries that are gone.
+In: an entry's id or a filter. Out: entries, jobs that are queued again, or removed entries.
 Elsewhere: making entries (`entry`), sweeping (`sweep`), deciding that a failure is final
 (`bullpen._kernel.outcome`).
 """
@@ -58,7 +58,7 @@ _AT_ONCE: Final = 50
 """Redrives in flight when no rate is given."""
 _MOST_SKIPPED_NAMED: Final = 100
 _MOST_LOOKED_AT: Final = 5_000
-"""Letters that one page reads at most for a filter that few fit."""
+"""How many entries one page reads at most for a filter with few matches."""
 
 
 OnProgress = Callable[[RedriveReport], Awaitable[None] | None]
@@ -82,7 +82,7 @@ class DeadLetters:
         return self._entries.name
 
     async def depth(self) -> int:
-        """How many wait for somebody."""
+        """How many there are."""
         return int(await self._actions.command("LLEN", self._entries.wait))
 
     async def put(self, letter: DeadLetter) -> None:
@@ -134,7 +134,7 @@ class DeadLetters:
 
     async def page(self, where: DeadLetterFilter = ANY, *, after: str | None = None, limit: int = 100) -> LetterPage:
         """Newest first; `after` is the `next` of the page before. What the index knows, tenant, cause and time, costs
-        nothing; for names and texts the letters are read, some thousand at a time."""
+        nothing; for names and texts the entries are read, some thousand at a time."""
         check_int("limit", limit, minimum=1)
         await self._index.catch_up()
         rest, found, looked_at = replace(where, fingerprint=None), list[DeadLetter](), 0
@@ -310,7 +310,7 @@ class DeadLetters:
         """Give every failed job without a dead letter its own now, also those that other clients failed; how many.
 
         Workers with dead letters do this every minute. Only failures since the last sweep, less an hour, count: where
-        nobody swept before, those of the last hour.
+        there was no sweep before, those of the last hour.
         """
         writer = DeadLetterWriter(self._keys, self._entries, self._actions.clock)
         return await Sweeper(self._actions, self._keys, writer, clock_offset_ms=self._clock_offset_ms).sweep() or 0
@@ -368,12 +368,12 @@ class DeadLetters:
         base = self._entries.base.encode()
         hashes = await self._actions.commands([("HGETALL", base + raw) for raw in ids], or_none=is_wrong_type)
         return [
-            self._letter(JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat))
+            self._entry(JobRecord.parse(raw.decode("utf-8", "surrogateescape"), flat))
             for raw, flat in zip(ids, hashes, strict=True)
             if flat
         ]
 
-    def _letter(self, record: JobRecord) -> DeadLetter:
+    def _entry(self, record: JobRecord) -> DeadLetter:
         try:
             stored = record.data
         except NotJson:
@@ -383,7 +383,7 @@ class DeadLetters:
 
     @staticmethod
     def _shown_data(entry: dict[str, msgspec.Raw]) -> Any:
-        """The payload as `get` shows it, which is what somebody has edited."""
+        """The payload as `get` shows it, which is the text that was edited."""
         return json.decode(bytes(entry["originalData"])) if "originalData" in entry else None
 
     @staticmethod
@@ -397,7 +397,7 @@ class DeadLetters:
 
 
 class _RateLimiter:
-    """Lets so many things happen per second, and all at once when no rate is given."""
+    """Limits the rate per second; no limit without a rate."""
 
     def __init__(self, rate: float | None, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._rate, self._sleep = rate, sleep
@@ -428,7 +428,7 @@ def _whole(fields: Mapping[str, Any], name: str) -> int:
 
 
 def _starts(entry_id: str, fields: dict[str, Any]) -> int:
-    """How often the job had been started: told by the entry, or by the end of its id where older ones do not."""
+    """How often the job had been started: from the entry, or from the end of its id for older entries."""
     if isinstance(fields.get("attemptsStarted"), int) and (told := _whole(fields, "attemptsStarted")) >= 0:
         return told
     last = entry_id.rpartition("-")[2]

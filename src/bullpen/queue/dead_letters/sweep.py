@@ -1,6 +1,6 @@
-"""Give failed jobs without a dead letter their own, and end the letters of jobs that are failed no longer.
+"""Write missing dead letters of failed jobs, and remove those of jobs that are no longer failed.
 
-A worker of ours writes the entry with the failure; but workers of other clients know of no dead letters, and a
+A bullpen worker writes the entry with the failure; but workers of other clients know no dead letters, and a
 dead-letter queue that could not be written once can be later. In: a queue and the moment. Out: entries written, and
 a cursor in the queue's meta that tells retention how far it may go. One worker per interval does it for all.
 Elsewhere: what an entry holds (`entry`), when retention may evict (`bullpen.wire.lua`, lib/retention).
@@ -24,7 +24,7 @@ logger = get_logger("bullpen.dead_letters")
 SWEEP_EVERY_MS: Final = 60_000
 _LETTERS_PER_STEP: Final = 200
 _LETTER_STEPS: Final = 25
-"""In one sweep; the next one goes on behind them."""
+"""In one sweep; the next one continues after them."""
 
 
 class Sweeper:
@@ -83,7 +83,7 @@ class Sweeper:
         return written
 
     async def _end_letters(self) -> None:
-        """Other clients retry and complete failed jobs, and know nothing of letters."""
+        """Other clients retry and complete failed jobs, and do not know dead letters."""
         keys, base = self._keys, self._writer.base
         for _ in range(_LETTER_STEPS):
             ended, more = await self._actions.evaluate(

@@ -206,18 +206,16 @@ end
 local tie
 
 -- lanes: what gives jobs of lanes their places. Made for the first of them.
-local function new_lanes()
+local function new_lanes(lane)
 --#scope
 --#include lib/lane_size
-  for _, key in ipairs({ queue .. "prioritized", queue .. "delayed" }) do
-    local length = redis.pcall("ZCARD", key)
-    if type(length) == "table" then return { refusal = { length.err .. ": " .. key } } end
-  end
-  return { score = lane_score, keep = keep_lane_tags, has_room = lane_has_room, count = count_in_lane }
+  read_lane_words(queue, { lane })
+  return { place = place_in_lanes, has_room = lane_has_room, count = count_in_lane, limits = lanes_mark_of[queue] == "limited" }
 --#end
 end
 local lanes
-local in_lanes = {} -- scores and ids
+local places = {} -- what stands in a place, once it was read: jobs of a call often have the same
+local in_lanes -- class, lane and id of each job
 
 for index = 1, count do
   local arg = first_arg + (index - 1) * stride
@@ -225,24 +223,29 @@ for index = 1, count do
   if stride == 5 then
     job_id, name, data, opts, place = data, ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]
   end
-  local timestamp, delay_ms, priority, flags, is_tied, lane = now_text, "0", "0", "0", false, nil
+  local timestamp, delay_ms, priority, flags, is_tied, lane = now_text, "0", "0", "0", nil, nil
   if place ~= "" then
-    local at_ms, rest
-    timestamp, delay_ms, at_ms, priority, flags, rest = string.match(place, "^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$")
-    if rest ~= "" then is_tied, lane = string.sub(rest, 1, 5) == " tied", string.match(rest, " @(.+)$") end
+    local read = places[place]
+    if not read then
+      read = { string.match(place, "^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$") }
+      if read[6] ~= "" then read[7], read[8] = string.sub(read[6], 1, 5) == " tied", string.match(read[6], " @(.+)$") end
+      places[place] = read
+    end
+    local at_ms
+    timestamp, delay_ms, at_ms, priority, flags, is_tied, lane = read[1], read[2], read[3], read[4], read[5], read[7], read[8]
     if timestamp == "-" then timestamp = now_text end
     if at_ms ~= "-" then delay_ms = math.max(0, tonumber(at_ms) - now_ms) end
   end
-  if lane then lanes = lanes or new_lanes() end
+  if lane then lanes = lanes or new_lanes(lane) end
   local is_free, is_taken, is_refused = true, false, false
   if job_id == "" then
     job_id = index == 1 and first_id or string.format("%d", first_number + index - 1)
   else
     is_taken = redis.call("EXISTS", queue .. job_id) == 1
   end
-  if lane and not (is_taken and flags < "2") and (lanes.refusal or not lanes.has_room(queue, lane, now_ms)) then
+  if lane and lanes.limits and not (is_taken and flags < "2") and not lanes.has_room(queue, lane, now_ms) then
     is_free, is_refused = false, true
-    refuse(index, lanes.refusal or -8)
+    refuse(index, -8)
   elseif is_taken and not (flags >= "2" and clear_finished(job_id)) then
     is_free = false
     duplicates[#duplicates + 1] = index
@@ -258,7 +261,7 @@ for index = 1, count do
     if lane then
       redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
         "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1", "bplane", lane)
-      lanes.count(queue, lane, job_id, now_ms)
+      if lanes.limits then lanes.count(queue, lane, job_id, now_ms) end
     else
       redis.call("HSET", queue .. job_id, "name", name, "data", data, "opts", opts,
         "timestamp", timestamp, "delay", delay_ms, "priority", priority, "bp", "1")
@@ -274,12 +277,14 @@ for index = 1, count do
       delay(queue, job_id, now_ms + tonumber(delay_ms))
     else
       if lane then
-        in_lanes[#in_lanes + 1] = lanes.score(queue, tonumber(priority), lane)
-        in_lanes[#in_lanes + 1] = job_id
+        in_lanes = in_lanes or {}
+        local at = #in_lanes
+        in_lanes[at + 1], in_lanes[at + 2], in_lanes[at + 3] = tonumber(priority), lane, job_id
       elseif priority ~= "0" then
         local counter, key = redis.pcall("INCR", queue .. "pc"), queue .. "prioritized"
         counter = type(counter) == "number" and counter % 4294967296 or 0 -- no counter but something else: see lib/ready
-        local placed = redis.pcall("ZADD", key, tonumber(priority) * 4294967296 + counter, job_id)
+        local score = string.format("%d", tonumber(priority) * 4294967296 + counter) -- the server would write it much more slowly
+        local placed = redis.pcall("ZADD", key, score, job_id)
         if type(placed) == "table" then withdraw({ job_id }, key, placed) end
       elseif flags == "1" or flags == "3" then
         front = front or {}
@@ -299,9 +304,13 @@ if meta[1] then
   line_key = ready_line(queue)
 --#end
 end
-if in_lanes[1] then
-  redis.call("ZADD", queue .. "prioritized", unpack(in_lanes))
-  lanes.keep()
+if in_lanes then
+  local is_placed, why = pcall(lanes.place, queue, in_lanes)
+  if not is_placed then
+    local job_ids = {}
+    for index = 3, #in_lanes, 3 do job_ids[#job_ids + 1] = in_lanes[index] end
+    withdraw(job_ids, queue .. "prioritized", type(why) == "table" and why or { err = why })
+  end
 end
 local placed = back[1] and redis.pcall("LPUSH", line_key, unpack(back))
 if type(placed) == "table" then withdraw(back, line_key, placed) end

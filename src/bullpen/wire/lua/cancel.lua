@@ -67,4 +67,5 @@ else
   if rule ~= "all" then apply_retention(base, failed_key, rule, now_ms) end
 end
 redis.pcall("XADD", events_key, "*", "event", "failed", "jobId", job_id, "failedReason", text, "prev", state, "cancelled", "1")
+redis.pcall("HINCRBY", base .. "meta", "bpcancelled", 1) -- no worker hears of it
 return 1

@@ -18,12 +18,11 @@ import signal
 import socket
 import sys
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bullpen._kernel import json, log_formats
 from bullpen._kernel.execute import is_async, run_async, run_plain
@@ -37,10 +36,11 @@ from bullpen.errors import (
     PayloadTooLarge,
     RateLimited,
 )
+from bullpen.queue.batch import JobBatch, shares
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.changes import JobChanges
 from bullpen.queue.children import ChildrenCounts
-from bullpen.queue.job import Handler, Job, Mark
+from bullpen.queue.job import Job, Mark
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
 from bullpen.worker.around import Around, Surroundings
@@ -50,19 +50,26 @@ from bullpen.worker.children.limits import ChildLimits
 READY: Final[Message] = {"kind": "ready"}
 
 
-class ParentActions(ABC):
-    """What a job in a child can do: it asks the parent."""
+class Parent(Protocol):
+    """The other end: does what a job here asks for."""
 
-    def __init__(self, queue: str, queue_key: str) -> None:
+    async def ask(self, job: int, action: str, args: tuple[Any, ...]) -> Any: ...
+
+
+class ParentActions:
+    """What a job in a child can do: it asks the parent. `number`: which of the batch that runs here."""
+
+    def __init__(self, queue: str, queue_key: str, parent: Parent, number: int) -> None:
         self._queue, self.queue_key = queue, queue_key
+        self._parent, self._number = parent, number
 
     @property
     def name(self) -> str:
         return self._queue
 
-    @abstractmethod
     async def _ask(self, action: str, *args: Any) -> Any:
         """Have the parent do this, and return its answer."""
+        return await self._parent.ask(self._number, action, args)
 
     # Without the job's id: the parent knows which job runs here, and takes nobody's word for it.
 
@@ -113,12 +120,12 @@ class ParentActions(ABC):
         raise BullpenError("a handler cannot wait for its own result")
 
 
-class LoopActions(ParentActions):
-    """Asked on the loop, which reads the answers."""
+class LoopParent:
+    """Asked on the loop, which reads the answers. One per run."""
 
-    def __init__(self, queue: str, queue_key: str, link: LoopLink) -> None:
-        super().__init__(queue, queue_key)
+    def __init__(self, link: LoopLink) -> None:
         self._link = link
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._number = 0
         self._answers: dict[int, asyncio.Future[Any]] = {}
 
@@ -130,39 +137,61 @@ class LoopActions(ParentActions):
             else:
                 future.set_exception(BullpenError(message["error"]))
 
-    async def _ask(self, action: str, *args: Any) -> Any:
+    async def ask(self, job: int, action: str, args: tuple[Any, ...]) -> Any:
         self._number += 1
         future = self._answers[self._number] = asyncio.get_running_loop().create_future()
-        self._link.send(_question(self._number, action, args))
+        self._link.send(_question(self._number, job, action, args))
         return await future
 
+    def tell(self, message: Message) -> None:
+        """Say what needs no answer; in any thread that the handler started, too."""
+        if threading.get_ident() == self._thread:
+            self._link.send(message)
+        else:
+            self._loop.call_soon_threadsafe(self._link.send, message)
 
-class PlainActions(ParentActions):
+
+class PlainParent:
     """Asked by a plain function or by threads that it started, one at a time, while its job runs."""
 
-    def __init__(self, queue: str, queue_key: str, link: BlockingLink) -> None:
-        super().__init__(queue, queue_key)
+    def __init__(self, link: BlockingLink) -> None:
         self._link = link
         self._lock = threading.Lock()
         self._has_ended = False
         self._reason: str | None = None
         self._has_signal = False
+        self.jobs: Sequence[Job] = ()
 
-    async def _ask(self, action: str, *args: Any) -> Any:
+    async def ask(self, job: int, action: str, args: tuple[Any, ...]) -> Any:
         """Blocks, and never awaits anything: see `run_plainly`."""
         with self._lock:
-            if self._has_ended:
-                raise BullpenError("the job has ended; its handler left a thread that still uses the job")
-            self._link.send(_question(0, action, args))
+            self._require_running()
+            self._link.send(_question(0, job, action, args))
             message = self._link.receive()
-            if message["kind"] == "cancel":  # the answer comes behind it
-                self._reason = message["reason"]
+            while message["kind"] == "cancel":  # the answer comes behind it
+                self._note(message)
                 message = self._link.receive()
         if self._has_signal:  # it came in between, when nobody could look what it means
             signal.raise_signal(signal.SIGTERM)  # to the main thread, whichever this is
         if message["error"] is not None:
             raise BullpenError(message["error"])
         return message["value"]
+
+    def tell(self, message: Message) -> None:
+        """Say what needs no answer."""
+        with self._lock:
+            self._require_running()
+            self._link.send(message)
+
+    def _require_running(self) -> None:
+        if self._has_ended:
+            raise BullpenError("the job has ended; its handler left a thread that still uses the job")
+
+    def _note(self, message: Message) -> None:
+        if message["job"] is None:
+            self._reason = message["reason"]
+        else:
+            _note_left(self.jobs[message["job"]], message["reason"])
 
     def cancel_reason(self) -> str | None:
         """Why the parent wants the job to end, None if it does not. Called in the main thread, by the handler of its
@@ -171,8 +200,8 @@ class PlainActions(ParentActions):
         if self._lock.locked():
             return None
         self._has_signal = False
-        if self._reason is None and self._link.has_message():
-            self._reason = self._link.receive().get("reason")
+        while self._reason is None and self._link.has_message():
+            self._note(self._link.receive())
         return self._reason
 
     def end(self, message: Message) -> None:
@@ -182,8 +211,51 @@ class PlainActions(ParentActions):
             self._link.send(message)
 
 
-def _question(number: int, action: str, args: tuple[Any, ...]) -> Message:
-    return {"kind": "ask", "number": number, "action": action, "args": args}
+def _note_left(job: Job, reason: str | None) -> None:
+    """One of a batch is not wanted any more. Without a reason its lock is lost."""
+    job.cancelled = True
+    if reason is not None:
+        job.note_cancelled(reason)
+
+
+def _question(number: int, job: int, action: str, args: tuple[Any, ...]) -> Message:
+    return {"kind": "ask", "number": number, "job": job, "action": action, "args": args}
+
+
+class Run:
+    """What was sent to be run here: a job, or several for one call of the handler."""
+
+    def __init__(self, message: Message, parent: LoopParent | PlainParent) -> None:
+        place = message["queue"], message["queue_key"], parent
+        self.jobs = tuple(
+            Job(ParentActions(*place, number), JobRecord(job_id, dict(fields)))
+            for number, (job_id, fields) in enumerate(message["jobs"])
+        )
+        self._parent = parent
+        self._decided: set[int] = set()
+        self.subject: Any = JobBatch(self.jobs, self._decide) if message["is_batch"] else self.jobs[0]
+        """What the handler gets."""
+
+    def _decide(self, job: Job, result: Result) -> bool:
+        """The handler ends one job and goes on with the others."""
+        number = self.jobs.index(job)
+        if number in self._decided:
+            return False
+        self._decided.add(number)
+        self._parent.tell({"kind": "decided", "job": number, "result": _result_message(result)})
+        return True
+
+    def note_cancelled(self, reason: str) -> None:
+        """None of it is wanted any more."""
+        self.subject.cancelled = True
+        for job in self.jobs:
+            job.note_cancelled(reason)
+
+    def end_message(self, result: Result) -> Message:
+        """What the call came to. A value that no job can have fails that job alone."""
+        if self.subject is self.jobs[0] or isinstance(result, Raised) or result.value is None:
+            return _result_message(result)
+        return {"kind": "shared", "results": [_result_message(each) for each in shares(result, len(self.jobs))]}
 
 
 def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -196,10 +268,10 @@ def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise BullpenError("this needs an event loop: make the handler an `async def`")
 
 
-def find_handler(setup: Message) -> Handler:
+def find_handler(setup: Message) -> Callable[[Any], Any]:
     """Import the handler by where the parent found it; never by anything that stands in a job."""
     sys.path[:] = setup["path"]
-    handler: Handler = _find(setup)
+    handler: Callable[[Any], Any] = _find(setup)
     return handler
 
 
@@ -310,7 +382,9 @@ def _keep_to_ourselves(*numbers: int) -> None:
     os.register_at_fork(after_in_child=replace)
 
 
-async def _serve_on_loop(setup: Message, link: socket.socket, handler: Handler, limits: ChildLimits) -> None:
+async def _serve_on_loop(
+    setup: Message, link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits
+) -> None:
     async with AsyncExitStack() as stack:
         around = find_around(setup)
         if around is not None:
@@ -319,46 +393,53 @@ async def _serve_on_loop(setup: Message, link: socket.socket, handler: Handler, 
             except Exception as error:  # noqa: BLE001 - user code
                 link.sendall(frame(_broken(error)))
                 return
-            handler = around.surroundings(handler, setup["queue"]).on_loop()
+            handler = _surroundings(around, handler, setup).on_loop()
         link.sendall(frame(READY))
         await _run_on_loop(link, handler, limits)
 
 
-async def _run_on_loop(link: socket.socket, handler: Handler, limits: ChildLimits) -> None:
+async def _run_on_loop(link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
     messages = await LoopLink.open(link)
-    running: dict[asyncio.Task[None], Job] = {}  # held here, or the loop might forget it; never more than one
-    actions: LoopActions | None = None
+    running: dict[asyncio.Task[None], Run] = {}  # held here, or the loop might forget it; never more than one
+    parent = LoopParent(messages)
 
-    async def run(job: Job) -> None:
+    async def serve(run: Run) -> None:
         try:
-            result = await run_async(handler, job, None)
+            result = await run_async(handler, run.subject, None)
         except asyncio.CancelledError as error:
             result = Raised(error)
-        messages.send(_result_message(result))
+        messages.send(run.end_message(result))
 
     while True:
         message = await messages.receive()
         if message["kind"] == "cancel":
-            for task, job in running.items():
-                job.note_cancelled(message["reason"])
-                task.cancel()
+            for task, run in running.items():
+                if message["job"] is not None:
+                    _note_left(run.jobs[message["job"]], message["reason"])
+                else:
+                    run.note_cancelled(message["reason"])
+                    task.cancel()
         elif message["kind"] == "run":
             limits.begin_job()
-            actions = LoopActions(message["queue"], message["queue_key"], messages)
-            job = _job(actions, message)
-            task = asyncio.create_task(run(job))
-            running[task] = job
+            parent = LoopParent(messages)
+            run = Run(message, parent)
+            task = asyncio.create_task(serve(run))
+            running[task] = run
             task.add_done_callback(running.pop)
-        elif message["kind"] == "answer" and actions is not None:
-            actions.answer(message)
+        elif message["kind"] == "answer":
+            parent.answer(message)
         elif message["kind"] == "end":
             return
 
 
-RunHere = Callable[[Job, PlainActions], Result]
+def _surroundings(around: Around, handler: Callable[[Any], Any], setup: Message) -> Surroundings:
+    return around.surroundings(handler, setup["queue"], batches=setup["batches"])
 
 
-def _serve_plainly(setup: Message, link: BlockingLink, handler: Handler, limits: ChildLimits) -> None:
+RunHere = Callable[[Run, PlainParent], Result]
+
+
+def _serve_plainly(setup: Message, link: BlockingLink, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
     around = find_around(setup)
     if around is None:
         link.send(READY)
@@ -374,12 +455,12 @@ def _serve_plainly(setup: Message, link: BlockingLink, handler: Handler, limits:
             link.send(_broken(error))
             return
         link.send(READY)
-        surroundings = around.surroundings(handler, setup["queue"])
+        surroundings = _surroundings(around, handler, setup)
         _run_plainly(link, partial(_run_surrounded, loop, surroundings), limits)
         loop.run_until_complete(started.__aexit__(None, None, None))
 
 
-def _run_plainly(link: BlockingLink, run: RunHere, limits: ChildLimits) -> None:
+def _run_plainly(link: BlockingLink, call: RunHere, limits: ChildLimits) -> None:
     while True:
         message = link.receive()
         if message["kind"] == "cancel":
@@ -387,58 +468,59 @@ def _run_plainly(link: BlockingLink, run: RunHere, limits: ChildLimits) -> None:
         if message["kind"] == "end":
             return
         limits.begin_job()
-        actions = PlainActions(message["queue"], message["queue_key"], link)
-        job = _job(actions, message)
-        job.bind(run_plainly)
-        actions.end(_result_message(run(job, actions)))
+        parent = PlainParent(link)
+        run = Run(message, parent)
+        parent.jobs = run.jobs
+        for job in run.jobs:
+            job.bind(run_plainly)
+        parent.end(run.end_message(call(run, parent)))
 
 
 def _run_surrounded(
-    loop: asyncio.AbstractEventLoop, surroundings: Surroundings, job: Job, actions: PlainActions
+    loop: asyncio.AbstractEventLoop, surroundings: Surroundings, run: Run, parent: PlainParent
 ) -> Result:
     """What is around the handler on the loop, in one task; the handler in between, while the loop stands still."""
     context = contextvars.copy_context()
-    entered: asyncio.Future[Handler] = loop.create_future()
+    entered: asyncio.Future[Callable[[Any], Any]] = loop.create_future()
     ended: asyncio.Future[Result] = loop.create_future()
 
-    async def call(within: Handler) -> Result:
+    async def call(within: Callable[[Any], Any]) -> Result:
         entered.set_result(within)
         return await ended
 
-    task = loop.create_task(surroundings.run_plain(job, call), context=context)
+    task = loop.create_task(surroundings.run_plain(run.subject, call), context=context)
     task.add_done_callback(lambda _: entered.done() or entered.cancel())
     loop.run_until_complete(asyncio.wait([entered]))
     if not entered.cancelled():
-        ended.set_result(context.run(_run_here, entered.result(), job, actions))
+        ended.set_result(context.run(_run_here, entered.result(), run, parent))
     return loop.run_until_complete(task)
 
 
-def _run_here(handler: Handler, job: Job, actions: PlainActions) -> Result:
+def _run_here(handler: Callable[[Any], Any], run: Run, parent: PlainParent) -> Result:
     """In the main thread. Meanwhile SIGTERM raises CancelledError in the handler, if the parent says that it is meant.
     Once: what the handler does then to clean up is not disturbed."""
     global _on_sigterm
+    is_told = False
 
     def end() -> None:
-        reason = None if job.cancelled else actions.cancel_reason()
+        nonlocal is_told
+        reason = None if is_told else parent.cancel_reason()
         if reason is not None:
-            job.note_cancelled(reason)
+            is_told = True
+            run.note_cancelled(reason)
             raise asyncio.CancelledError
 
     try:
         _on_sigterm = end
         end()  # the signal may have come before
         # A context of its own for each job, as every task of a loop has one.
-        result = contextvars.copy_context().run(run_plain, handler, job)
+        result = contextvars.copy_context().run(run_plain, handler, run.subject)
         _on_sigterm = None
         return result
     except asyncio.CancelledError as error:
         return Raised(error)
     finally:
         _on_sigterm = None
-
-
-def _job(actions: ParentActions, message: Message) -> Job:
-    return Job(actions, JobRecord(message["id"], dict(message["fields"])))
 
 
 def main() -> None:

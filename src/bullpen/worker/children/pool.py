@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -27,7 +28,8 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import RETURNED_NOTHING, Raised, Result, Returned
 from bullpen._kernel.remote import RemoteError
 from bullpen.errors import BullpenError, HandlerTimeout, InvalidOption, NotJson
-from bullpen.queue.job import Handler, Job
+from bullpen.queue.batch import JobBatch
+from bullpen.queue.job import Job
 from bullpen.worker.children.frames import EndOfMessages, LoopLink, Message, NoMessage
 from bullpen.worker.children.limits import ChildLimits, says_cpu_used_up
 
@@ -52,6 +54,8 @@ class Ask(msgspec.Struct, frozen=True, tag_field="kind", tag="ask"):
     number: int
     action: str
     args: list[Any]
+    job: int = 0
+    """Which of the batch that runs there."""
 
 
 class ReturnedThere(msgspec.Struct, frozen=True, tag_field="kind", tag="returned"):
@@ -67,6 +71,20 @@ class RaisedThere(msgspec.Struct, frozen=True, tag_field="kind", tag="raised"):
     """Whatever the handler gave; who judges the signal checks it."""
 
 
+class SharedThere(msgspec.Struct, frozen=True, tag_field="kind", tag="shared"):
+    """A handler of batches has ended: what became of each job; those that were decided before included."""
+
+    results: list[ReturnedThere | RaisedThere]
+
+
+class DecidedThere(msgspec.Struct, frozen=True, tag_field="kind", tag="decided"):
+    """A handler of batches has ended one of the jobs, and goes on with the others."""
+
+    job: int
+    result: ReturnedThere | RaisedThere
+
+
+_Said = Ask | ReturnedThere | RaisedThere | SharedThere | DecidedThere
 _ACTIONS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
     {
         "update_progress": (bytes,),
@@ -155,7 +173,7 @@ class _Child:
 class ProcessPool:
     """The children of one worker."""
 
-    def __init__(self, handler: Handler, limits: ChildLimits) -> None:
+    def __init__(self, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
         self._setup = {**_locate(handler), "limits": limits.to_message()}
         self._limits = limits
         self._ends_in_order = False
@@ -166,9 +184,9 @@ class ProcessPool:
         self.slots = 1
         """How many jobs may run side by side: no more children than that are kept for later jobs."""
 
-    def bring_app(self, app: object, queue: str) -> None:
+    def bring_app(self, app: object, queue: str, *, batches: bool) -> None:
         """Let children run the hooks of this app, and its middleware for this queue; before `start`."""
-        self._setup.update(app=_locate_app(app), queue=queue)
+        self._setup.update(app=_locate_app(app), queue=queue, batches=batches)
         self._ends_in_order = True
 
     async def start(self, slots: int) -> None:
@@ -187,14 +205,22 @@ class ProcessPool:
 
     async def run(self, job: Job, timeout_s: float | None) -> Result:
         """One job in one child. Cancelling kills the child."""
+        return await self._run((job,), None, timeout_s)
+
+    async def run_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
+        """All of them in one child. Cancelling kills it."""
+        return await self._run(batch, batch, timeout_s)
+
+    async def _run(self, jobs: Sequence[Job], batch: JobBatch | None, timeout_s: float | None) -> Result:
         for _ in range(_MOST_CHILDREN):
             try:
-                return await self._run_once(job, timeout_s)
+                return await self._run_once(jobs, batch, timeout_s)
             except _NotBegun as error:
-                logger.warning("%s; job %s is given to another child process", error, job.id)
+                ids = ", ".join(job.id for job in jobs)
+                logger.warning("%s; job %s is given to another child process", error, ids)
         return Raised(ChildDied(f"{_MOST_CHILDREN} child processes died before they had read the job"))
 
-    async def _run_once(self, job: Job, timeout_s: float | None) -> Result:
+    async def _run_once(self, jobs: Sequence[Job], batch: JobBatch | None, timeout_s: float | None) -> Result:
         try:
             child = await self._next()
         except BullpenError as error:
@@ -203,7 +229,7 @@ class ProcessPool:
         finished, begun = False, True
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                result = await self._talk(child, job)
+                result = await self._talk(child, jobs, batch)
             finished = True
             return result
         except TimeoutError:
@@ -211,7 +237,8 @@ class ProcessPool:
                 raise
             return Raised(HandlerTimeout(timeout_s or 0, ", its process was killed"))
         except asyncio.CancelledError:
-            finished = job.cancel_reason is not None and await self._let_end(child, job)
+            are_cancelled = all(job.cancel_reason is not None for job in jobs)  # and not lost
+            finished = are_cancelled and await self._let_end(child, jobs, batch)
             raise
         except _NotBegun:
             begun = False
@@ -224,24 +251,27 @@ class ProcessPool:
             return Raised(ChildMisbehaved(f"the child process was killed, because it sent invalid data: {error}"))
         finally:
             self._busy.discard(child)
+            if batch is not None:
+                batch.on_left = None
             if finished and child.is_alive and len(self._idle) + len(self._busy) < self.slots:
                 self._idle.append(child)
             else:
-                job.cancelled = job.cancelled or (begun and not finished)
+                for job in jobs:
+                    job.cancelled = job.cancelled or (begun and not finished)
                 child.kill()
                 await asyncio.shield(child.reap())
 
-    async def _let_end(self, child: _Child, job: Job) -> bool:
-        """Somebody cancelled the job. Its handler is told and gets a signal, and a moment to clean up; a child that has
-        not come back by then is killed. True: it has, and can be used again."""
-        child.link.send({"kind": "cancel", "reason": job.cancel_reason})
+    async def _let_end(self, child: _Child, jobs: Sequence[Job], batch: JobBatch | None) -> bool:
+        """Somebody cancelled the job, or every one of a batch. Its handler is told and gets a signal, and a moment to
+        clean up; a child that has not come back by then is killed. True: it has, and can be used again."""
+        child.link.send({"kind": "cancel", "reason": jobs[0].cancel_reason, "job": None})
         child.process.send_signal(signal.SIGTERM)
         if child.unanswered is not None:  # whoever did it for the handler was cancelled here
             child.link.send(_reply_to(child.unanswered, error="the job was cancelled"))
             child.unanswered = None
         try:
             async with asyncio.timeout(_END_WITHIN_S):
-                await self._follow(child, job)
+                await self._follow(child, jobs, batch)
             return True
         except (TimeoutError, EndOfMessages, NoMessage, ChildMisbehaved):
             return False
@@ -339,39 +369,66 @@ class ProcessPool:
     def _name(self) -> str:
         return f"{self._setup['module']}.{self._setup['name']}"
 
-    async def _talk(self, child: _Child, job: Job) -> Result:
-        link, fields = child.link, list(job.record.fields().items())
-        link.send(
-            {"kind": "run", "queue": job.queue_name, "queue_key": job.actions.queue_key, "id": job.id, "fields": fields}
-        )
+    async def _talk(self, child: _Child, jobs: Sequence[Job], batch: JobBatch | None) -> Result:
+        link, sent = child.link, [(job.id, list(job.record.fields().items())) for job in jobs]
+        place = {"queue": jobs[0].queue_name, "queue_key": jobs[0].actions.queue_key}
+        link.send({"kind": "run", **place, "jobs": sent, "is_batch": batch is not None})
+        if batch is not None:
+            batch.on_left = partial(_tell_cancelled, link, jobs)
         try:
             message = await link.receive()
         except EndOfMessages:
             if link.left_unread:
                 raise _NotBegun("a child process died before it had read its job") from None
             raise
-        return await self._follow(child, job, message)
+        return await self._follow(child, jobs, batch, message)
 
-    async def _follow(self, child: _Child, job: Job, message: Message | None = None) -> Result:
+    async def _follow(
+        self, child: _Child, jobs: Sequence[Job], batch: JobBatch | None, message: Message | None = None
+    ) -> Result:
         """Do what the handler asks for, beginning with this message, until it ends."""
         while True:
             match _read(message or await child.link.receive()):
                 case Ask() as ask:
                     child.unanswered = ask
-                    child.link.send(await _answer(job, ask))
+                    child.link.send(await _answer(_job_of(jobs, ask.job), ask))
                     child.unanswered = None
-                case ReturnedThere(value):
-                    return RETURNED_NOTHING if value == b"null" else Returned(_value(value))
-                case RaisedThere() as raised:
-                    return Raised(_error(raised))
+                case DecidedThere(number, result):
+                    if batch is None:
+                        raise ChildMisbehaved("it decided a job of a batch, and runs none")
+                    batch.decide(_job_of(jobs, number), _result(result))
+                case SharedThere(results):
+                    if batch is None or len(results) != len(jobs):
+                        raise ChildMisbehaved(f"it sent {len(results)} results for {len(jobs)} jobs")
+                    ended = [_result(each) for each in results]
+                    return Returned([each.error if isinstance(each, Raised) else each.value for each in ended])
+                case ReturnedThere() | RaisedThere() as ended_there:
+                    return _result(ended_there)
             message = None
 
 
-def _read(message: Message) -> Ask | ReturnedThere | RaisedThere:
+def _tell_cancelled(link: LoopLink, jobs: Sequence[Job], job: Job) -> None:
+    link.send({"kind": "cancel", "reason": job.cancel_reason, "job": jobs.index(job)})
+
+
+def _job_of(jobs: Sequence[Job], number: int) -> Job:
+    if not 0 <= number < len(jobs):
+        raise ChildMisbehaved(f"it spoke of job {number} of {len(jobs)}")
+    return jobs[number]
+
+
+def _result(there: ReturnedThere | RaisedThere) -> Returned | Raised:
+    if isinstance(there, RaisedThere):
+        return Raised(_error(there))
+    return RETURNED_NOTHING if there.value == b"null" else Returned(_value(there.value))
+
+
+def _read(message: Message) -> _Said:
     try:
-        return msgspec.convert(message, type=Ask | ReturnedThere | RaisedThere)
+        said: _Said = msgspec.convert(message, type=_Said)
     except msgspec.ValidationError as error:
         raise ChildMisbehaved(str(error)) from None
+    return said
 
 
 def _value(raw: bytes) -> Any:
@@ -413,7 +470,7 @@ def _error(message: RaisedThere) -> BaseException:
             return errors.PermanentError(message.reason)
 
 
-def _locate(handler: Handler) -> Message:
+def _locate(handler: Callable[[Any], Any]) -> Message:
     """Where a child finds the handler. Refused: lambdas, nested functions, bound methods."""
     module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", "")
     if not module or not name or "<" in name or getattr(handler, "__self__", None) is not None:

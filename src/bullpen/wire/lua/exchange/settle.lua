@@ -9,30 +9,26 @@ if settle_count > 0 then
   local asks_for_wait = take == 0 and settle_count == 1
   if asks_for_wait then seldom_keys[4] = wait_key end
   local places_asked = #seldom_keys
+  local lanes = meta[6] == "limited" and {} or nil -- of the settled jobs, by their place: a finished job may be gone below
   for index = 1, settle_count do
     local at = places[index]
     local job_key = base .. ARGV[at]
     if ARGV[at + 2] == "completed" then
       seldom_keys[#seldom_keys + 1] = job_key .. ":dependencies"
       seldom_keys[#seldom_keys + 1] = job_key .. ":unsuccessful"
-      local hash = redis.pcall("HMGET", job_key, "name", "atm", "parentKey", "deid", "failedReason")
+      local hash = lanes and redis.pcall("HMGET", job_key, "name", "atm", "parentKey", "deid", "failedReason", "bplane")
+        or redis.pcall("HMGET", job_key, "name", "atm", "parentKey", "deid", "failedReason")
+      if lanes then lanes[index] = hash[6] end
       if hash[3] or hash[4] then is_plain = false end
       hashes[index] = hash
     else
-      hashes[index] = redis.pcall("HMGET", job_key, "name", "atm", "parentKey", "deid", "parent", "priority", "stacktrace", "defa")
+      hashes[index] = redis.pcall("HMGET", job_key, "name", "atm", "parentKey", "deid", "parent", "priority", "stacktrace", "defa",
+        "bplane")
+      if lanes then lanes[index] = hashes[index][9] end
     end
   end
   local found = redis.call("EXISTS", unpack(seldom_keys))
   local has_children = found > 0 and found > redis.call("EXISTS", unpack(seldom_keys, 1, places_asked))
-
-  local lanes -- of the settled jobs, by their place: a finished job may be gone below
-  if meta[6] == "limited" then
-    lanes = {}
-    for index = 1, settle_count do
-      local lane = redis.pcall("HGET", base .. ARGV[places[index]], "bplane")
-      lanes[index] = type(lane) == "string" and lane
-    end
-  end
 
   local most_events = stream_bound(meta[5])
   local completed_members, failed_members, rules = {}, nil, nil
@@ -294,14 +290,20 @@ if settle_count > 0 then
 --#include lib/layout
     if not meta[1] then line_of[base] = wait_key end -- known already
 --#include lib/lane_limits
-    local freed = {}
+    local ended = {}
     for index = 1, settle_count do
       local lane = lanes[index]
-      if lane and codes[index] >= 0 and redis.pcall("ZREM", base .. "bp:running:" .. lane, ARGV[places[index]]) == 1 then
-        freed[lane] = true
+      if lane and codes[index] >= 0 then
+        ended[lane] = ended[lane] or {}
+        table.insert(ended[lane], ARGV[places[index]])
       end
     end
-    for lane in pairs(freed) do pcall(release_held, base, lane, now_ms) end
+    local holds = any_lane_holds(base)
+    for lane, job_ids in pairs(ended) do
+      if as_number(redis.pcall("ZREM", base .. "bp:running:" .. lane, unpack(job_ids))) > 0 and holds then
+        pcall(release_held, base, lane, now_ms)
+      end
+    end
 --#end
   end
   if is_plain and found == 0 then

@@ -158,9 +158,12 @@ if take > 0 then
     if last_score then -- lanes: the class has got here, see lib/lane_tags
       local class = math.floor(last_score / 4294967296)
       local tag = last_score - class * 4294967296
-      redis.pcall("ZADD", base .. "bp:lanes:" .. string.format("%.0f", class), "XX", "GT", tag, "")
-      if math.floor(tag) > (tonumber(priority_counter) or 0) then
-        priority_counter = string.format("%.0f", math.floor(tag))
+      local turn, counter = math.floor(tag), tonumber(priority_counter) or 0
+      if turn ~= counter then -- within a turn nobody is ahead of anybody by as much as one job
+        redis.pcall("ZADD", base .. "bp:lanes:" .. string.format("%d", class), "XX", "GT", string.format("%.17g", tag), "")
+      end
+      if turn > counter then
+        priority_counter = string.format("%d", turn)
         redis.pcall("SET", pc_key, priority_counter)
       end
     end

@@ -7,10 +7,13 @@
 -- and may start at any moment (score 0): a list and no counter, because a worker that dies does not count down. `bp:rate:<lane>`
 -- counts the starts of a window. `bp:lanes:held` says when to look at a lane again: at the end of its window, else every ten seconds,
 -- for those that died. A key of another type at one of these places costs the limit and never a job.
-local HELD_MS, HELD_KEY_MS, RUNNING_KEY_MS, LOOK_AGAIN_MS, MOST_RELEASED = 3600000, 7200000, 604800000, 10000, 200
+local HELD_MS, HELD_KEY_MS, RUNNING_KEY_MS, LOOK_AGAIN_MS, MOST_RELEASED = 3600000, "7200000", "604800000", 10000, 200
 local lane_rules_of = {} -- by queue and lane: { concurrency =, most =, window_ms =, is_paused =, size = }, or false
 
 local function as_number(reply) return type(reply) == "number" and reply or tonumber(type(reply) == "string" and reply or "") or 0 end
+
+-- any_lane_holds: whether jobs are held at all. If that is not known any more, they become due by themselves.
+local function any_lane_holds(base) return redis.call("EXISTS", base .. "bp:lanes:held") == 1 end
 
 -- lane_rules: the limits of a lane, its own before those of all lanes; false when it has none.
 local function lane_rules(base, lane)
@@ -39,13 +42,13 @@ local function lane_room(base, lane, rules, now_ms)
       if left_ms < 0 then redis.pcall("DEL", rate_key) end -- a counter without an end
       look_ms = now_ms + math.max(left_ms, 1)
     end
-    room = math.min(room, started_room - as_number(redis.pcall("ZCOUNT", running_key, 0, 0)))
+    room = math.min(room, started_room - as_number(redis.pcall("ZCOUNT", running_key, "0", "0")))
   end
   return room, started_room, look_ms
 end
 
 local function look_at_lane(base, lane, look_ms)
-  redis.pcall("ZADD", base .. "bp:lanes:held", look_ms, lane)
+  redis.pcall("ZADD", base .. "bp:lanes:held", as_text(look_ms), lane)
   redis.pcall("PEXPIRE", base .. "bp:lanes:held", HELD_KEY_MS)
 end
 
@@ -54,7 +57,7 @@ local held_count = 0
 local function hold_in_lane(base, lane, job_id, now_ms)
   place_delayed(base, job_id, now_ms + HELD_MS)
   held_count = held_count + 1
-  redis.pcall("ZADD", base .. "bp:held:" .. lane, now_ms * 1000 + held_count % 1000, job_id)
+  redis.pcall("ZADD", base .. "bp:held:" .. lane, as_text(now_ms * 1000 + held_count % 1000), job_id)
   redis.pcall("PEXPIRE", base .. "bp:held:" .. lane, HELD_KEY_MS)
 end
 
@@ -74,18 +77,23 @@ local function release_held(base, lane, now_ms)
   end
   local passed = 0
   while room > 0 and held > 0 and passed < 5 * MOST_RELEASED do
-    local first = redis.call("ZRANGE", held_key, 0, room - 1, "WITHSCORES")
+    local first = redis.call("ZRANGE", held_key, "0", as_text(room - 1), "WITHSCORES")
     for index = 1, #first, 2 do
       local job_id, due_ms = first[index], math.floor(tonumber(first[index + 1]) / 1000) + HELD_MS
       local delayed = redis.call("ZSCORE", base .. "delayed", job_id)
       redis.call("ZREM", held_key, job_id)
       held, passed = held - 1, passed + 1
       if delayed and math.floor(tonumber(delayed) / 4096) == due_ms then -- else it has left, or waits for a time of its own
-        local class = priority_class(redis.pcall("HGET", base .. job_id, "priority"))
+        local priority = redis.pcall("HGET", base .. job_id, "priority")
+        local class = priority_class(priority)
         local score = lane_score(base, class, lane, "\1" .. lane) -- raises before the job leaves its place, if it can go nowhere
         redis.call("ZREM", base .. "delayed", job_id)
         redis.call("ZADD", base .. "prioritized", score, job_id)
-        if rules then redis.pcall("ZADD", base .. "bp:running:" .. lane, 0, job_id) end
+        if rules then
+          redis.pcall("ZADD", base .. "bp:running:" .. lane, "0", job_id)
+          -- Who takes it must look whether it has its place.
+          if type(priority) == "string" then redis.pcall("HSET", base .. job_id, "bpreleased", "1") end
+        end
         redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", job_id, "prev", "delayed")
         room = room - 1
       end
@@ -114,15 +122,16 @@ local function forget_dead(base, lane)
   end
 end
 
--- tick_lanes: look at the lanes whose time has come. Returns when the next one comes, or nil.
+-- tick_lanes: look at the lanes whose time has come. Returns when the next one comes, or nil; and whether any held jobs.
 local function tick_lanes(base, now_ms)
   local key = base .. "bp:lanes:held"
-  local first = redis.pcall("ZRANGE", key, 0, 9, "WITHSCORES")
-  if first.err or not first[1] or tonumber(first[2]) > now_ms then return tonumber(first[2]) end
+  local first = redis.pcall("ZRANGE", key, "0", "9", "WITHSCORES")
+  if first.err or not first[1] then return nil, false end
+  if tonumber(first[2]) > now_ms then return tonumber(first[2]), true end
   for index = 1, #first, 2 do
     if tonumber(first[index + 1]) > now_ms then break end
     forget_dead(base, first[index])
     release_held(base, first[index], now_ms)
   end
-  return tonumber(redis.pcall("ZRANGE", key, 0, 0, "WITHSCORES")[2])
+  return tonumber(redis.pcall("ZRANGE", key, "0", "0", "WITHSCORES")[2]), true
 end

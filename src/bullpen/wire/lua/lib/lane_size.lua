@@ -12,7 +12,8 @@ local function lane_has_room(base, lane, at_ms)
   local size = redis.pcall("ZCARD", key)
   if type(size) ~= "number" or size < most then return true end
   for _, job_id in ipairs(redis.call("ZRANGEBYSCORE", key, "-inf", at_ms - LOOKED_AT_FOR_MS, "LIMIT", 0, MOST_LOOKED_AT)) do
-    if redis.call("ZSCORE", base .. "prioritized", job_id) or redis.call("ZSCORE", base .. "delayed", job_id) then
+    if type(redis.pcall("ZSCORE", base .. "prioritized", job_id)) == "string"
+      or type(redis.pcall("ZSCORE", base .. "delayed", job_id)) == "string" then
       redis.call("ZADD", key, at_ms, job_id)
     else
       redis.call("ZREM", key, job_id)
