@@ -217,7 +217,7 @@ def _question(number: int, job: int, action: str, args: tuple[Any, ...]) -> Mess
     return {"kind": "ask", "number": number, "job": job, "action": action, "args": args}
 
 
-class Run:
+class ChildRun:
     """What was sent to be run here: a job, or several for one call of the handler."""
 
     def __init__(self, message: Message, parent: LoopParent | PlainParent) -> None:
@@ -360,10 +360,10 @@ def _keep_to_ourselves(*numbers: int) -> None:
 
 async def _serve_on_loop(link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
     messages = await LoopLink.open(link)
-    running: dict[asyncio.Task[None], Run] = {}  # held here, or the loop might forget it; never more than one
+    running: dict[asyncio.Task[None], ChildRun] = {}  # held here, or the loop might forget it; never more than one
     parent = LoopParent(messages)
 
-    async def serve(run: Run) -> None:
+    async def serve(run: ChildRun) -> None:
         try:
             result = await run_async(handler, run.subject, None)
         except asyncio.CancelledError as error:
@@ -382,7 +382,7 @@ async def _serve_on_loop(link: socket.socket, handler: Callable[[Any], Any], lim
         elif message["kind"] == "run":
             limits.begin_job()
             parent = LoopParent(messages)
-            run = Run(message, parent)
+            run = ChildRun(message, parent)
             task = asyncio.create_task(serve(run))
             running[task] = run
             task.add_done_callback(running.pop)
@@ -397,14 +397,14 @@ def _serve_plainly(link: BlockingLink, handler: Callable[[Any], Any], limits: Ch
             continue  # the job had ended just before
         limits.begin_job()
         parent = PlainParent(link)
-        run = Run(message, parent)
+        run = ChildRun(message, parent)
         parent.jobs = run.jobs
         for job in run.jobs:
             job.bind(run_plainly)
         parent.end(run.end_message(_run_here(handler, run, parent)))
 
 
-def _run_here(handler: Callable[[Any], Any], run: Run, parent: PlainParent) -> Result:
+def _run_here(handler: Callable[[Any], Any], run: ChildRun, parent: PlainParent) -> Result:
     """In the main thread. Meanwhile SIGTERM raises CancelledError in the handler, if the parent says that it is meant.
     Once: what the handler does then to clean up is not disturbed."""
     global _on_sigterm
