@@ -33,7 +33,7 @@ class StartRun(_Wire, forbid_unknown_fields=True):
     payload_in_job: bool = True
 
 
-class FailedAttempt(_Wire):
+class FailedAttemptView(_Wire):
     """One attempt that failed."""
 
     attempt: int
@@ -59,7 +59,7 @@ class RunView(_Wire):
     progress: Any
     result: Any
     error_message: str | None
-    retry_history: list[FailedAttempt]
+    retry_history: list[FailedAttemptView]
 
     @classmethod
     def of(cls, row: RunRow) -> RunView:
@@ -79,7 +79,7 @@ class RunView(_Wire):
             progress=row.progress,
             result=row.result,
             error_message=row.error_message,
-            retry_history=[FailedAttempt(**entry) for entry in row.retry_history],
+            retry_history=[FailedAttemptView(**entry) for entry in row.retry_history],
         )
 
 

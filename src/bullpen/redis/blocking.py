@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.redis.address import Command, Endpoint, SentinelAddress
 from bullpen.redis.client import Connection, probe_key
-from bullpen.redis.discovery import Directory, ServerAnswer, ServerUnavailable, Shard, pick
+from bullpen.redis.discovery import Directory, DiscoveryAnswer, ServerUnavailable, Shard, pick
 from bullpen.redis.sentinels import PrimaryWatch
 from bullpen.redis.socket import NOT_YET, ReplyError, keep_alive, new_reader, pack, reason_of, translate
 from bullpen.redis.spin import NEVER
@@ -269,7 +269,7 @@ def find(connection: Connection, key: str | None = None) -> Endpoint:
 
 def _ask(directory: Directory, timeout_s: float) -> list[Shard]:
     reasons: list[tuple[Endpoint, Exception]] = []
-    answers: list[ServerAnswer] = []
+    answers: list[DiscoveryAnswer] = []
     silent = directory.silent_until
     for asked in sorted(directory.candidates(), key=lambda one: silent.get(one, 0.0)):
         began = monotonic()

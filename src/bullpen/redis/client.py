@@ -41,7 +41,7 @@ from bullpen.redis.address import (
     verified_tls,
 )
 from bullpen.redis.checks import Facts, ServerVerdict, judge_facts
-from bullpen.redis.discovery import Directory, FailoverUnderWay, ServerAnswer, ServerUnavailable, Shard, pick
+from bullpen.redis.discovery import Directory, DiscoveryAnswer, FailoverUnderWay, ServerUnavailable, Shard, pick
 from bullpen.redis.outages import forget, note_back, note_lost, note_refused
 from bullpen.redis.sentinels import ASK_SENTINELS_EVERY_S, SENTINEL_EVENTS
 from bullpen.redis.shared import SharedWire, take_share
@@ -210,7 +210,7 @@ class Connection:
                 reasons.append((asked, error))
         raise directory.nobody(reasons)
 
-    async def _ask(self, directory: Directory, asked: Endpoint) -> ServerAnswer:
+    async def _ask(self, directory: Directory, asked: Endpoint) -> DiscoveryAnswer:
         wire = await self._dial(asked, None, Wire)
         try:
             replies = await wire.converse(directory.questions, within_s=self.connect_timeout_s)
@@ -218,11 +218,11 @@ class Connection:
             wire.close()
         return directory.read(asked, [translate(one) if isinstance(one, ReplyError) else one for one in replies])
 
-    async def _ask_all(self, directory: Directory, reasons: list[tuple[Endpoint, Exception]]) -> list[ServerAnswer]:
+    async def _ask_all(self, directory: Directory, reasons: list[tuple[Endpoint, Exception]]) -> list[DiscoveryAnswer]:
         """What all say who answer: the one that leads a failover may be the last. Once most have answered, the others
         have only a moment more, or a sentinel that is off would cost each time as long as connecting may take."""
         asking = {asyncio.create_task(self._ask(directory, asked)): asked for asked in directory.candidates()}
-        answers: list[ServerAnswer] = []
+        answers: list[DiscoveryAnswer] = []
         left = set(asking)
         try:
             while left:

@@ -34,7 +34,7 @@ class Shard(NamedTuple):
     primary: Endpoint
 
 
-class ServerAnswer(NamedTuple):
+class DiscoveryAnswer(NamedTuple):
     """What one of those who were asked knows."""
 
     shards: list[Shard]
@@ -78,7 +78,7 @@ class Directory:
         """Whether those who have not answered yet need not be waited for."""
         return answers > len(self.address.seeds) // 2 if self.asks_all else answers > 0
 
-    def read(self, asked: Endpoint, replies: list[Any]) -> ServerAnswer:
+    def read(self, asked: Endpoint, replies: list[Any]) -> DiscoveryAnswer:
         """What `asked` answered to the questions; errors stand in their places. Raises the error,
         ServerUnavailable when it knows of no primary that works, ServerRefused when the answer makes no sense."""
         if isinstance(replies[-1], Exception) and not isinstance(replies[0], list):
@@ -86,13 +86,13 @@ class Directory:
         try:
             if isinstance(self.address, SentinelAddress):
                 return _watched(self.address, *replies)
-            answer = ServerAnswer(_slots(self.address, asked, replies[0]))
+            answer = DiscoveryAnswer(_slots(self.address, asked, replies[0]))
             self._known = tuple(dict.fromkeys((asked, *(shard.primary for shard in answer.shards))))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ServerRefused(f"{asked} sent an answer that cannot be read: {str(replies)[:200]}") from error
         return answer
 
-    def decide(self, answers: list[ServerAnswer]) -> list[Shard]:
+    def decide(self, answers: list[DiscoveryAnswer]) -> list[Shard]:
         """Where the primaries are, from all that was answered. Raises ServerUnavailable when there is none now."""
         leading = [answer for answer in answers if answer.is_failing_over]
         for answer in leading:
@@ -127,7 +127,7 @@ def pick(shards: list[Shard], key: str | None) -> Endpoint:
     raise ServerUnavailable(f"slot {wanted} of the cluster is served by no node now")
 
 
-def _watched(address: SentinelAddress, named: Any, told: Any) -> ServerAnswer:
+def _watched(address: SentinelAddress, named: Any, told: Any) -> DiscoveryAnswer:
     """One of the two may be refused to this user."""
     fields: dict[bytes, bytes] = {}
     if not isinstance(told, Exception):
@@ -138,7 +138,7 @@ def _watched(address: SentinelAddress, named: Any, told: Any) -> ServerAnswer:
         host, port = named[0].decode(), int(named[1])
     flags = fields.get(b"flags", b"").split(b",")
     is_chosen = configured is not None and configured != (host, port)
-    return ServerAnswer(
+    return DiscoveryAnswer(
         [Shard(0, SLOTS - 1, address.node.at(host, port))],
         epoch=int(fields.get(b"config-epoch", b"0")),
         is_down=not is_chosen and (b"s_down" in flags or b"o_down" in flags),
