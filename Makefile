@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos docs-table screenshots sbom hashes clean distclean
+.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos soak docs-table screenshots sbom hashes clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
@@ -20,6 +20,7 @@ help:
 	@echo "make sbom        write a bill of materials of what is installed here: build/sbom.cdx.json"
 	@echo "make hashes      rewrite the hashes of what the commands install, after a version or a dependency has changed"
 	@echo "make chaos       the long form of every test that has one; CHAOS=\"-k kafka\": some of them"
+	@echo "make soak        an hour of mixed load with a fault every minute; what grows or is lost; SOAK=180: seconds"
 	@echo "make bench       measure bullpen and its peers, more than an hour; make bench BENCH=--quick: minutes"
 	@echo "make clean       remove results and caches; make distclean: the environments too"
 
@@ -68,6 +69,11 @@ hashes: | $(BIN)/python
 chaos: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine
 	$(BIN)/python -m tools.chaos $(CHAOS)
+
+# An hour, or SOAK=180: three minutes, to see that it runs.
+soak: $(VENV)/.dev-installed
+	$(BIN)/python -m tools.setup_test_machine
+	$(BIN)/python -m tests.chaos.soak $(SOAK)
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.setup_test_machine

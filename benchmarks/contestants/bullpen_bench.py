@@ -1,7 +1,9 @@
 """bullpen. Variants: `uvloop`, `processes` (handlers in children), `dead_letters`, `unguarded` (see that file),
-`all_events` (none is trimmed), `fsync` and `replicated` (how safe an add is)."""
+`all_events` (none is trimmed), `own_options` (of each job), `fsync` and `replicated` (how safe an add is)."""
 
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,15 +36,19 @@ class Bullpen:
             _retry_at_once(self.queue)
         if "unguarded" in task.variant:
             unguarded.replace_scripts()
+        self.next_options: Iterator[NewJobArguments] = itertools.repeat(self.options)
+        if "own_options" in task.variant:
+            self.next_options = map(own_options, itertools.count())
 
     async def open(self) -> None:
         await self.queue.counts()
 
     async def add(self, data: Any) -> Job:
-        return await self.queue.add("bench", data, **self.options)
+        return await self.queue.add("bench", data, **next(self.next_options))
 
     async def add_many(self, many: Sequence[Any]) -> list[Job]:
-        return await self.queue.add_many([NewJob("bench", data, self.options) for data in many])
+        options = self.next_options
+        return await self.queue.add_many([NewJob("bench", data, next(options)) for data in many])
 
     async def ask(self, data: Any) -> None:
         job = await self.queue.add("bench", data)
@@ -69,6 +75,11 @@ class Bullpen:
         # Counted when the server has confirmed it, not when the handler returned.
         worker.on("failed" if task.handler == "fail" else "completed", lambda *_: tally.ended())
         await worker.start()
+
+
+def own_options(number: int) -> NewJobArguments:
+    own_id = f"order-{os.getpid()}-{number}"
+    return {"attempts": 5, "delay": 600_000 + number, "priority": number % 10 + 1, "job_id": own_id}
 
 
 def _retry_at_once(queue: Queue) -> None:

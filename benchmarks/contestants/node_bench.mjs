@@ -37,7 +37,12 @@ const input = createInterface({ input: process.stdin });
 input.on('line', () => heardGo());
 input.on('close', () => heardEnd());
 
-const options = () => ({
+let made = 0;
+const ownOptions = () => {
+  const n = made++;
+  return { attempts: 5, delay: 600_000 + n, priority: (n % 10) + 1, jobId: `order-${process.pid}-${n}` };
+};
+const options = () => task.variant.includes('own_options') ? ownOptions() : ({
   attempts: task.attempts,
   ...(task.variant.includes('backoff') ? { backoff: { type: 'exponential', delay: 1000 } } : {}),
   ...(task.due_at === null ? {} : { delay: Math.max(0, Math.round(task.due_at * 1000 - Date.now())) }),

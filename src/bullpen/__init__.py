@@ -89,12 +89,14 @@ if TYPE_CHECKING:
         WaitForChildren,
         WrongVersion,
     )
+    from bullpen.http.endpoints import endpoints_api
     from bullpen.http.ops import OpsApp
     from bullpen.http.runs import Principal, Tokens, runs_api
     from bullpen.http.serve import HttpLimits
     from bullpen.ops.alerts import Target
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.logs import JobFilter
+    from bullpen.ops.meter import JobMeter, install_meter
     from bullpen.ops.tracing import install_tracing
     from bullpen.plugins.objects.files import FileStore
     from bullpen.plugins.objects.s3 import S3Store
@@ -206,6 +208,7 @@ __all__ = [
     "JobKey",
     "JobLockLost",
     "JobMeta",
+    "JobMeter",
     "JobNotFound",
     "JobSignal",
     "JobState",
@@ -289,9 +292,11 @@ __all__ = [
     "chain",
     "chord",
     "dead_letter_store",
+    "endpoints_api",
     "find_queues",
     "group",
     "inspect_server",
+    "install_meter",
     "install_tracing",
     "make_edit",
     "next_runs",
@@ -326,12 +331,14 @@ _HOMES: Final = {
         ),
         *("UnreadableEvent", "UnsafeDatabaseRole", "WaitForChildren", "WrongVersion"),
     ),
+    "bullpen.http.endpoints": ("endpoints_api",),
     "bullpen.http.ops": ("OpsApp",),
     "bullpen.http.runs": ("Principal", "Tokens", "runs_api"),
     "bullpen.http.serve": ("HttpLimits",),
     "bullpen.ops.alerts": ("Target",),
     "bullpen.ops.dead_letters": ("DeadLetterConsole",),
     "bullpen.ops.logs": ("JobFilter",),
+    "bullpen.ops.meter": ("JobMeter", "install_meter"),
     "bullpen.ops.tracing": ("install_tracing",),
     "bullpen.plugins.objects.files": ("FileStore",),
     "bullpen.plugins.objects.s3": ("S3Store",),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
     from bullpen.ops.alerts import Watcher
     from bullpen.ops.dead_letters import DeadLetterConsole
     from bullpen.ops.health import Health
-    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions
+    from bullpen.outbox import Endpoints, EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
     from bullpen.queue.arguments import QueueArguments, TaskArguments
@@ -134,6 +134,14 @@ class Bullpen:
         call twice.
         """
         return self._features.use_outbox()
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where the tenants want their events to be sent: rows, made and changed while everything runs.
+
+        `app.outbox.publish` stores a message for each of them; an app that uses its outbox delivers them.
+        """
+        return self._features.endpoints
 
     @property
     def messages(self) -> Messages:

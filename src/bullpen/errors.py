@@ -480,10 +480,10 @@ class MessageNotSent(BullpenError):
 
 
 class MissingValue(BullpenError):
-    """A template names a value that the recipient does not have, and gives no default."""
+    """A template names a value that is missing, and gives no default."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the template needs {{{name}}}, which the recipient lacks; write {{{name}|something}}")
+        super().__init__(f"the template needs {{{name}}}, which is missing; write {{{name}|something}}")
         self.name = name
 
 

@@ -199,6 +199,79 @@ def test_a_job_is_added_listed_and_shown(redis_url: str, tmp_path: Path) -> None
     assert (queue["queue"], queue["waiting"], queue["prioritized"], queue["delayed"]) == ("emails", 1, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "stored"),
+    [
+        ("--ttl 15m", {"ttl": 900_000}),
+        ("--urgency 2097151", {"priority": 1}),
+        ("--lifo", {"lifo": True}),
+        ("--backoff 5s", {"backoff": {"type": "fixed", "delay": 5_000}}),
+        ("--backoff exponential:1m", {"backoff": {"type": "exponential", "delay": 60_000}}),
+        ("--keep-completed 7", {"removeOnComplete": 7}),
+        ("--keep-failed 0", {"removeOnFail": 0}),
+    ],
+)
+def test_options_of_a_job_are_those_of_a_program(
+    redis_url: str, tmp_path: Path, options: str, stored: dict[str, Any]
+) -> None:
+    added = cli("jobs", "add", "emails", "hi", *options.split(), "--redis", redis_url, "--json", cwd=tmp_path)
+
+    assert (added.code, added.err) == (0, "")
+    shown = cli("jobs", "show", "emails", json.loads(added.out)["id"], "--redis", redis_url, "--json", cwd=tmp_path)
+    opts = json.loads(shown.out)["opts"]
+    assert {name: opts.get(name) for name in stored} == stored
+
+
+def test_a_job_may_be_added_for_a_time_of_the_clock(redis_url: str, tmp_path: Path) -> None:
+    at = ("--at", "2100-01-01T00:00:00Z", "--redis", redis_url, "--json")
+    added = json.loads(cli("jobs", "add", "emails", "hi", *at, cwd=tmp_path).out)
+
+    shown = cli("jobs", "show", "emails", added["id"], "--redis", redis_url, "--json", cwd=tmp_path)
+    job = json.loads(shown.out)
+
+    assert job["state"] == "delayed"
+    assert job["timestamp"] + job["delay"] == pytest.approx(4_102_444_800_000, abs=120_000)
+
+
+def test_a_level_that_the_server_cannot_keep_is_told(redis_url: str, tmp_path: Path) -> None:
+    answer = cli("jobs", "add", "emails", "hi", "--durability", "replicated(9)", "--redis", redis_url, cwd=tmp_path)
+
+    assert answer.code == 2
+    assert "at least 9 connected replicas" in answer.err
+
+
+def test_a_finished_job_is_replaced_when_that_is_said(redis_url: str, tmp_path: Path) -> None:
+    async def finish() -> None:
+        async with Queue("emails", connection=redis_url) as queue:
+            job = await queue.add("hi", job_id="a-1")
+            await job.cancel()
+
+    asyncio.run(finish())
+    common = ("jobs", "add", "emails", "hi", "--id", "a-1", "--redis", redis_url)
+
+    assert cli(*common, cwd=tmp_path).code == 1
+    replaced = cli(*common, "--replace-finished", cwd=tmp_path)
+
+    assert (replaced.code, replaced.out) == (0, "added job a-1 to emails\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--at tomorrow", "'tomorrow' is not a time with a zone"),
+        ("--ttl soon", "'soon' is no duration"),
+        ("--backoff exponential", "'exponential' is no duration"),
+        ("--durability disk", "durability: expected"),
+        ("--urgency 1 --priority 1", "urgency: expected"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(redis_url: str, tmp_path: Path, options: str, said: str) -> None:
+    answer = cli("jobs", "add", "emails", "hi", *options.split(), "--redis", redis_url, cwd=tmp_path)
+
+    assert answer.code == 2
+    assert said in answer.err
+
+
 def test_a_second_job_with_the_same_id_is_refused_with_its_state(redis_url: str, tmp_path: Path) -> None:
     first = cli("jobs", "add", "emails", "welcome", "--id", "a-1", "--redis", redis_url, cwd=tmp_path)
 

@@ -40,6 +40,7 @@ def _rows_of(tenant: str, number: int) -> list[str]:
         "bullpen_occasions (tenant_id, recipient_id, occasion, on_date)": f"'{tenant}', 'r', 'birthday', '--01-01'",
         "bullpen_inbox (tenant_id, scope, key)": f"'{tenant}', 's', 'k'",
         "bullpen_tenant_limits (tenant_id, integration_type)": f"'{tenant}', '*'",
+        "bullpen_endpoints (id, tenant_id, url, events, secrets)": f"'of {tenant}', '{tenant}', 'u', '[]', '[]'",
         "bullpen_events (tenant_id, stream_id, version, event_id, event_type, data, metadata)": (
             f"'{tenant}', 'of {tenant}', 1, 'of {tenant}', 't', '{{}}', '{{}}'"
         ),
@@ -301,6 +302,7 @@ MAY: dict[str, dict[str, set[str]]] = {
     "tenant": {
         "bullpen_recipients": {"INSERT", "UPDATE", "DELETE"},
         "bullpen_occasions": {"INSERT", "UPDATE", "DELETE"},
+        "bullpen_endpoints": {"INSERT", "UPDATE", "DELETE"},
         "bullpen_turns": {"INSERT", "UPDATE", "DELETE"},
         "bullpen_messages": {"UPDATE"},
         "bullpen_inbox": {"INSERT", "DELETE"},

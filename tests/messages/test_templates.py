@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen._kernel.templates import MAX_VALUE, Template
 from bullpen.errors import InvalidOption, MissingValue
 from bullpen.messages import Text
-from bullpen.messages.templates import MAX_VALUE, Template, choose
+from bullpen.messages.templates import choose
 
 
 def test_names_are_replaced_and_may_have_a_default() -> None:
@@ -28,7 +29,7 @@ def test_a_missing_value_says_what_to_write() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{name.__class__}", "{name[0]}", "{name!r}", "{name:>10}", "{}", "{0}", "{ name }", "a { b", "a } b", "{Name}"],
+    ["{name.__class__}", "{name[0]}", "{name!r}", "{name:>10}", "{}", "{0}", "{ name }", "a { b", "a } b"],
 )
 def test_everything_else_in_braces_is_refused(source: str) -> None:
     """A format specification or an attribute would let whoever writes a template look into our objects."""

@@ -15,7 +15,7 @@ import pytest
 
 from bullpen import Bullpen, InvalidOption, Job, NotConfigured, Queue, Worker
 from bullpen.app import ROLES as PARTS
-from bullpen.ledger import Ledger, OutboxItem, OutboxRow
+from bullpen.ledger import EndpointState, Ledger, OutboxItem, OutboxRow
 from bullpen.ledger.incidents import IncidentVerdict
 from bullpen.ops.alert_options import AlertTiming, SymptomLimits
 from bullpen.ops.alerts import ALERT_EVENT, Seen, Target, Watcher
@@ -205,12 +205,14 @@ async def connection(redis_url: str) -> AsyncIterator[Connection]:
     await made.aclose()
 
 
+DAY_MS = 86_400_000
 OFF = SymptomLimits(
     dead_letters=0,
     queue_late_ms=0,
     no_worker_ms=0,
     outbox_late_ms=0,
     outbox_claimed_ms=0,
+    endpoints_off=0,
     scheduler_late_ms=0,
     run_stuck_ms=0,
 )
@@ -291,6 +293,37 @@ async def test_the_ledger_shows_its_signs_at_their_limits(ledger: Ledger) -> Non
     reason, command = await why()
     assert "since the breaker's pause ended" in reason
     assert command.startswith("bullpen run")
+
+
+async def test_endpoints_that_were_switched_off_are_a_sign_for_a_day(ledger: Ledger) -> None:
+    """And what customers do not take raises no alarm about the service."""
+    tenant = {"tenant_id": "acme", "url": "https://example.com/", "events": "[]", "secrets": "[]"}
+    gone, broken, _ = [
+        (await ledger.endpoints.add({**tenant, "id": f"{name}"}, by="ada", most=10))[0] for name in ("a", "b", "c")
+    ]
+    await ledger.outbox.enqueue_many(
+        [item(n, integration_type=f"endpoint:{name}", tenant_id="acme") for n, name in enumerate("abc")]
+    )
+    row, *_ = await ledger.outbox.claim_due_batch("w", 1)
+    await ledger.outbox.dead_letter(row, "no", code="HTTP_400")
+    await ledger.destinations.trip(f"endpoint:{broken.id}", pause_ms=DAY_MS, longest_ms=DAY_MS)
+    later(ledger, 61_000)
+
+    async def signs(**limits: int) -> list[tuple[str, str]]:
+        return [(sign.rule, sign.subject) for sign in await ledger_symptoms(ledger, replace(OFF, **limits))]
+
+    assert await signs(dead_letters=1, endpoints_off=1) == []
+    late = await ledger_symptoms(ledger, replace(OFF, outbox_late_ms=60_000))
+    (sign,) = [each for each in late if each.subject == "endpoint:*"]
+    assert sign.message.startswith("1 row waits"), "of the one that could be called: no dispatcher runs"
+    await ledger.endpoints.note_failure(gone, "HTTP_410", gone=True, after_ms=None, least=1)
+    (sign,) = await ledger_symptoms(ledger, replace(OFF, endpoints_off=1))
+    assert (sign.rule, sign.value, "a of acme" in sign.message) == ("endpoints_off", 1, True)
+    assert await signs(endpoints_off=2) == []
+    await ledger.endpoints.set_state("acme", broken.id, EndpointState.DISABLED, by="ada", reason="")
+    assert await signs(endpoints_off=2) == [], "somebody wants it so"
+    later(ledger, DAY_MS + 61_000)
+    assert await signs(endpoints_off=1) == []
 
 
 # The application ----------------------------------------------------------------------------------------------------

@@ -18,18 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullpen._kernel.scrub import scrub
+from bullpen._kernel.templates import Template, for_form, one_header
 from bullpen.app import Bullpen
-from bullpen.errors import InvalidOption, NotConfigured
+from bullpen.errors import InvalidOption, MissingValue, NotConfigured
 from bullpen.ledger import OutboxStatus
 from bullpen.plugins._http import AddressGuard, HttpClient, HttpFailed
 from bullpen.plugins._kafka import Brokers, KafkaDoor, KafkaRecord
-from bullpen.plugins.channels._templates import (
-    FieldMissing,
-    FieldTemplate,
-    for_header,
-    for_html,
-    for_slack,
-)
 from bullpen.plugins.channels.email import Email, EmailTemplate
 from bullpen.plugins.channels.email import _serialised as serialised
 from bullpen.plugins.channels.kafka import KafkaChannel, headers_of
@@ -209,10 +203,10 @@ def email(receiver: SmtpReceiver, **options: Any) -> Email:
 
 
 TEMPLATE = EmailTemplate(
-    to="$customer.email",
-    subject="Order $order for $customer.name",
-    text="Dear $customer.name, that is $$5.",
-    html="<p>Dear <b>$customer.name</b></p>",
+    to="{customer.email}",
+    subject="Order {order} for {customer.name}",
+    text="Dear {customer.name}, that is $5.",
+    html="<p>Dear <b>{customer.name}</b></p>",
 )
 
 
@@ -483,7 +477,7 @@ async def test_what_cannot_be_written_was_not_sent(receiver: HttpReceiver) -> No
 
 @pytest.mark.requirement("O-54", "O-57")
 async def test_an_sms_is_a_form_and_its_receipt_the_providers_id(receiver: HttpReceiver) -> None:
-    channel = sms(receiver, templates={"payment.completed.v1": "Paid: $amount €"})
+    channel = sms(receiver, templates={"payment.completed.v1": "Paid: {amount} €"})
 
     result = await channel.send(message({"to": "+4930123456", "amount": 5}))
     await channel.aclose()
@@ -562,7 +556,7 @@ async def test_an_unknown_sms_is_left_to_a_person_unless_the_provider_can_be_ask
 
 async def test_slack_gets_text_with_its_markup_taken_out_of_values(receiver: HttpReceiver) -> None:
     receiver.default = Answer(body=b"ok")
-    channel = Slack(receiver.url, templates={"payment.completed.v1": "<!here> $name paid"}, **LOCAL)
+    channel = Slack(receiver.url, templates={"payment.completed.v1": "<!here> {name} paid"}, **LOCAL)
 
     result = await channel.send(message({"name": "<!channel> & Co"}))
     plain = await channel.send(message({"text": "as it is", "blocks": [], "token": "x"}, event_type="other"))
@@ -601,34 +595,40 @@ async def test_slack_says_how_long_to_wait(receiver: HttpReceiver) -> None:
 # Templates -----------------------------------------------------------------------------------------------------------
 
 
-def test_gaps_are_filled_and_nothing_else_is_touched() -> None:
-    template = FieldTemplate("$a, ${b.c}; $b.c. $$a {a} %s")
+def payload_template(text: Any) -> Template:
+    return Template(text, values="payload")
 
-    assert template.fill({"a": [1, "x"], "b": {"c": True}}) == '[1,"x"], true; true. $a {a} %s'
+
+def test_fields_are_filled_in_and_nothing_else_is_touched() -> None:
+    template = payload_template("{a}, {b.c}; {b.c}.c {{a}} $a %s{d|}{e|x}")
+
+    assert template.render({"a": [1, "x"], "b": {"c": True}, "e": ""}) == '[1,"x"], true; true.c {a} $a %sx'
+    assert payload_template("[{a}]").render({"a": ""}) == "[]"
 
 
 @pytest.mark.parametrize("payload", [{}, {"a": {}}, {"a": {"b": {}}}, None, "a", []])
 def test_a_missing_field_is_told(payload: Any) -> None:
-    with pytest.raises(FieldMissing, match=r"a\.b\.c"):
-        FieldTemplate("$a.b.c").fill(payload)
+    with pytest.raises(MissingValue, match=r"a\.b\.c"):
+        payload_template("{a.b.c}").render(payload)
 
 
-@pytest.mark.parametrize("text", ["$", "costs 5$", "${a", "${}", "$1", 7])
+@pytest.mark.parametrize("text", ["{", "costs } 5", "{a", "{}", "{1}", "{a..b}", "{a.__class__}", 7])
 def test_a_template_that_is_none_is_refused(text: Any) -> None:
     with pytest.raises(InvalidOption, match="template"):
-        FieldTemplate(text)
+        payload_template(text)
 
 
 def test_templates_reach_nothing_but_the_payload() -> None:
-    with pytest.raises(FieldMissing):
-        FieldTemplate("$a.__class__").fill({"a": "x"})
+    with pytest.raises(MissingValue):
+        payload_template("{a.upper}").render({"a": "x"})
 
 
 @given(st.text())
 def test_values_are_escaped_for_where_they_go(text: str) -> None:
-    assert "\r" not in for_header(text) and "\n" not in for_header(text)
-    assert "<" not in for_html(text) and '"' not in for_html(text)
-    assert "<" not in for_slack(text)
+    assert not set("\r\n\x85\u2028\u2029") & set(for_form(text, "line"))
+    assert "=?" not in one_header(text)
+    assert "<" not in for_form(text, "html") and '"' not in for_form(text, "html")
+    assert "<" not in for_form(text, "slack")
 
 
 # Channels from settings ----------------------------------------------------------------------------------------------

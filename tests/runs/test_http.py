@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import schemathesis
-import uvicorn
-from hypothesis import HealthCheck, given, settings
-from hypothesis.errors import Unsatisfiable
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -23,6 +18,7 @@ from bullpen.ledger import RunStatus
 from bullpen.ports.dead_letters import DeadLetter
 from bullpen.queue import JobState
 from bullpen.runs import Run
+from tests.openapi import problems_of, served
 from tests.runs.kit import ALICE, BOB, Stage, payload
 from tests.runs.test_isolation import LONG
 from tests.runs.test_lifecycle import audited
@@ -395,63 +391,19 @@ async def test_it_mounts_in_another_application(lite: Stage) -> None:
 
 @pytest.fixture
 async def address(lite: Stage) -> AsyncIterator[str]:
-    """The API on a port of its own: the machine talks to it as anybody would."""
     await lite.service.grant(ALICE, 10_000, reference="g", actor="bank")
     for number in range(3):
         await lite.service.submit(payload(run_id=f"00000000-0000-0000-0000-00000000000{number}"))
-    api = runs_api(lite.service, Tokens(TOKENS), price=lambda _: 1, poll_ms=10)
-    server = uvicorn.Server(uvicorn.Config(api, port=0, log_config=None, lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(20):
-        while not server.started:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    await serving
-
-
-quietly = settings(
-    max_examples=100 if LONG else 4,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
+    async with served(runs_api(lite.service, Tokens(TOKENS), price=lambda _: 1, poll_ms=10)) as where:
+        yield where
 
 
 @pytest.mark.many
 @pytest.mark.requirement("R-54")
 @pytest.mark.timeout(900 if LONG else 240)
 async def test_no_request_that_the_description_allows_makes_a_server_error(address: str) -> None:
-    """schemathesis makes requests from the description, right and wrong ones, and compares the answers with it."""
-    problems: list[str] = []
-
-    def fuzz() -> None:
-        schema: Any = schemathesis.openapi.from_url(f"{address}/openapi.json")
-        names = ("not_a_server_error", "status_code_conformance", "content_type_conformance")
-        checks = [schemathesis.checks.CHECKS.get_one(name) for name in (*names, "response_schema_conformance")]
-        for operation in schema.get_all_operations():
-            loaded = operation.ok()
-            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
-
-                def try_it(case: Any) -> None:
-                    case.headers = {**(case.headers or {}), "Authorization": f"Bearer {ALICES}"}
-                    case.call_and_validate(checks=checks, timeout=20)
-
-                try:
-                    quietly(given(case=loaded.as_strategy(generation_mode=mode))(try_it))()
-                except Unsatisfiable:
-                    assert mode is schemathesis.GenerationMode.NEGATIVE  # nothing there that could be wrong
-                except BaseException as error:
-                    problems.append(f"{mode} {loaded.method} {loaded.path}: {error!r:.900}")
-
-    thread = threading.Thread(target=fuzz)
-    thread.start()
-    while thread.is_alive():  # noqa: ASYNC110 - the server lives in this loop
-        await asyncio.sleep(0.05)
-    thread.join()
-
-    assert problems == []
+    """And every answer is as the description says."""
+    assert await problems_of(address, ALICES, examples=100 if LONG else 4) == []
 
 
 async def _bury_data(stage: Stage, name: str, data: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ MADE_BY_US = {
         "Children.__init__",
         "Claimed.__init__",
         "Edit.__init__",
+        "Endpoint.__init__",
+        "EndpointRow.__init__",
         "FoundHeads.__init__",
         "LogPage.__init__",
         "Run.__init__",
@@ -35,7 +37,7 @@ MADE_BY_US = {
     ),
     # Between parts of bullpen: the engine and its stores, a transport that tells what it can do, calls of scripts.
     *("Change.__init__", "MessageChange.cancel", "Features.__init__", "SqlEntities.read", "DirectStore.read"),
-    "Shares.lanes",
+    *("Shares.lanes", "wants"),
     *("Door.call_two", "Door.evaluate", "Door.evaluate_soon"),
     *("Desk.audit", "check_host", "PageRoute.match", "job_view", "overview_view", "verdict_of"),
     *("RedisEntities.read", "DurableCalls.call", "note_late_wakeup", "SqlMessages.planning", "parts_of"),

@@ -40,6 +40,7 @@ _ROOT: Final = Group(
         "operations": LazyCommand("operations:app", "List, stop and resume stored bulk actions."),
         "payloads": LazyCommand("payloads:app", "Manage sealed job data: keys in use, and objects without a job."),
         "outbox": LazyCommand("outbox:app", "List outbox rows; redrive dead rows; disable and enable destinations."),
+        "endpoints": LazyCommand("endpoints:app", "List, change, test and replay the endpoints of tenants."),
         "projectors": LazyCommand(
             "projector:app", "Show the progress of projectors; retry or skip parked events; backfill."
         ),

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bullpen._kernel.command_line import command_line
 from bullpen.cli import context, show
-from bullpen.cli.arguments import AllOption, DryRunOption, QueueArgument, StateOption, duration, one_way, parse_json
+from bullpen.cli.arguments import (
+    AllOption,
+    DryRunOption,
+    QueueArgument,
+    StateOption,
+    duration,
+    instant,
+    one_way,
+    parse_json,
+)
 from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_jobs, logs
 from bullpen.cli.show import Column, Record
@@ -90,8 +100,22 @@ async def add(
     name: Annotated[str, Argument("NAME", "Name of the job.")],
     data: Annotated[str, Option(metavar="JSON", help="Data of the job; @FILE reads a file, - reads stdin.")] = "{}",
     delay: Annotated[str | None, Option(metavar="TIME", help="Run it later: 1500 (ms), 90s, 15m, 2h, 1d.")] = None,
+    run_at: Annotated[str | None, Option("--at", metavar="TIME", help="Run it then: 2026-07-01T09:00Z.")] = None,
+    ttl: Annotated[
+        str | None, Option(metavar="TIME", help="Do not run it if it waited longer than this, such as 15m.")
+    ] = None,
     priority: Annotated[int | None, Option(help="0 runs before all others, then 1 to 2097151.")] = None,
+    urgency: Annotated[int | None, Option(help="The other way round: higher runs earlier, 1 to 2097151.")] = None,
+    lifo: Annotated[bool, Option("--lifo", help="Put it before all others that have no priority.")] = False,
     attempts: Annotated[int | None, Option(help="Number of attempts, the first included.", default="3")] = None,
+    backoff: Annotated[
+        str | None,
+        Option(
+            metavar="[TYPE:]TIME",
+            help="Pause before another attempt: 5s, or exponential:1s, which doubles.",
+            default="exponential:1s",
+        ),
+    ] = None,
     job_id: Annotated[str | None, Option("--id", metavar="ID", help="Your own job id.")] = None,
     lane: Annotated[str | None, Option(metavar="KEY", help="Lane (fair share) of the job, such as a tenant.")] = None,
     deduplication: Annotated[
@@ -101,6 +125,18 @@ async def add(
         str | None, Option(metavar="QUEUE:ID", help="A job that waits for this one; needs --on-failure.")
     ] = None,
     on_failure: Annotated[OnFailure | None, Option(help="What its failure does to the parent.")] = None,
+    keep_completed: Annotated[
+        int | None, Option(min=0, help="Keep this many completed jobs of the queue when it completes.")
+    ] = None,
+    keep_failed: Annotated[
+        int | None, Option(min=0, help="Keep this many failed jobs of the queue when it fails.")
+    ] = None,
+    replace_finished: Annotated[
+        bool, Option("--replace-finished", help="With --id: replace a finished job that has it.")
+    ] = False,
+    durability: Annotated[
+        str | None, Option(metavar="LEVEL", help="Confirm it only when stored so: memory, fsync, replicated(N).")
+    ] = None,
     new_queue: Annotated[
         bool, Option("--new-queue", help="Create the queue even if another has a similar name.")
     ] = False,
@@ -110,8 +146,17 @@ async def add(
 
     options: Any = {
         "delay": None if delay is None else duration("--delay", delay),
+        "at": instant("--at", run_at, zoned=True),
+        "ttl": None if ttl is None else duration("--ttl", ttl),
         "priority": priority,
+        "urgency": urgency,
+        "lifo": lifo or None,
         "attempts": attempts,
+        "backoff": None if backoff is None else _read_backoff(backoff),
+        "remove_on_complete": keep_completed,
+        "remove_on_fail": keep_failed,
+        "replace_finished": replace_finished or None,
+        "durability": durability,
         "job_id": job_id,
         "lane": lane,
         "deduplication": deduplication,
@@ -129,6 +174,13 @@ async def add(
         why = "exists" if job.added is Added.DUPLICATE else f"has the deduplication id {deduplication!r}"
         raise context.Done(f"job {other!r} {why} in {queue!r} already and is {state}; nothing was changed")
     at.say({"id": job.id, "added": job.added.value}, f"added job {job.id} to {queue}")
+
+
+def _read_backoff(text: str) -> dict[str, Any] | timedelta:
+    """A pause, the same each time, or a type with its first one."""
+    kind, colon, pause = text.rpartition(":")
+    wait = duration("--backoff", pause)
+    return {"type": kind, "delay": wait} if colon else wait
 
 
 @app.command()

@@ -299,8 +299,8 @@ _SHOWN: Final = {"FAILED": "RETRYING"}
 
 
 def _shown(record: Mapping[str, Any]) -> str:
-    status: str = record["status"]
-    return _SHOWN.get(status, status)
+    stored: str = record["status"]
+    return _SHOWN.get(stored, stored)
 
 
 def to_json(row: OutboxRow) -> dict[str, Any]:

@@ -67,9 +67,13 @@ class Gates:
         self._failures: Counter[str] = Counter()
         self._probing: set[str] = set()
         self._next_probe: dict[str, float] = {}
+        self._held_until: dict[str, float] = {}
+        """Destinations that said for all their messages when to come again."""
 
     async def room(self, integration_type: str, free: int) -> int:
         """How many deliveries may be begun where there would be `free` places."""
+        if self._is_held(integration_type):
+            return 0
         destination = await self._look(integration_type)
         if destination is None:
             return free
@@ -81,6 +85,16 @@ class Gates:
             return 0
         self._next_probe[integration_type] = now + _PROBE_RETRY_MS / 1000
         return min(free, 1)
+
+    def opens_in_s(self) -> float | None:
+        """When the first of the destinations that asked to be left alone may be called; None: there is none."""
+        now = self._clock()
+        for name in [name for name, until in self._held_until.items() if until <= now]:
+            del self._held_until[name]
+        return min(self._held_until.values(), default=now) - now if self._held_until else None
+
+    def _is_held(self, integration_type: str) -> bool:
+        return self._clock() < self._held_until.get(integration_type, float("-inf"))
 
     def open_at_once(self, integration_type: str) -> bool:
         """Whether it is known that all is in order there: then nothing has to be asked. A delivery that was taken is
@@ -113,6 +127,8 @@ class Gates:
         integration_type = entry.integration_type
         if entry.is_probe:
             self._probing.discard(integration_type)
+        if isinstance(result, NotTried) and result.for_all:
+            self._held_until[integration_type] = self._clock() + result.after_ms / 1000
         if result is None or isinstance(result, NotTried) or breaker is None:
             return
         if isinstance(result, Accepted | Refused):  # it answers, whatever it says

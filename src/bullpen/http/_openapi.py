@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from bullpen import _version
-from bullpen.http._run_types import DeadLetterPage, Problem, RunPage, RunView, StartRun
+from bullpen.http._api import Problem
+from bullpen.http._run_types import DeadLetterPage, RunPage, RunView, StartRun
 from bullpen.ledger import RunStatus
 
-PAYLOAD_LIMIT: Final = 10 * 1024 * 1024
-_UUID: Final = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+UUID_PATTERN: Final = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _WHY: Final = {
     401: "No valid token.",
     402: "The tenant has fewer credits than the run costs; nothing was stored.",
@@ -29,7 +30,7 @@ def describe(root_path: str = "") -> bytes:
     """The whole description as JSON."""
     types = (StartRun, RunView, RunPage, DeadLetterPage, Problem)
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    run_id = {"name": "run_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": _UUID}}
+    run_id = {"name": "run_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": UUID_PATTERN}}
     key = {
         "name": "Idempotency-Key",
         "in": "header",
@@ -38,10 +39,10 @@ def describe(root_path: str = "") -> bytes:
         "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]([ -~]*[!-~])?$"},
     }
     query = [
-        _query("status", {"type": "string", "enum": [status.value for status in RunStatus]}),
-        _query("limit", {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}),
-        _query("handler", {"type": "string"}),
-        _query("cursor", {"type": "string"}),
+        query_parameter("status", {"type": "string", "enum": [status.value for status in RunStatus]}),
+        query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}),
+        query_parameter("handler", {"type": "string"}),
+        query_parameter("cursor", {"type": "string"}),
     ]
     document = {
         "openapi": "3.1.0",
@@ -54,25 +55,25 @@ def describe(root_path: str = "") -> bytes:
         "security": [{"bearer": []}],
         "paths": {
             "/runs": {
-                "post": _operation(
+                "post": operation(
                     "start",
                     "Start a run",
                     {201: ("The run is stored.", "RunView"), 200: ("The run was stored before.", "RunView")},
                     (401, 402, 403, 409, 413, 422, 503),
                     parameters=[key],
-                    requestBody={"required": True, "content": _content("StartRun")},
+                    requestBody={"required": True, "content": content("StartRun")},
                 ),
-                "get": _operation(
+                "get": operation(
                     "list", "List runs, newest first", {200: ("A page.", "RunPage")}, (401, 422, 503), parameters=query
                 ),
             },
             "/runs/{run_id}": {
-                "get": _operation(
+                "get": operation(
                     "inspect", "One run", {200: ("The run.", "RunView")}, (401, 404, 422, 503), parameters=[run_id]
                 )
             },
             "/runs/{run_id}/cancel": {
-                "post": _operation(
+                "post": operation(
                     "cancel",
                     "End a run that has not ended",
                     {200: ("The run.", "RunView")},
@@ -81,7 +82,7 @@ def describe(root_path: str = "") -> bytes:
                 )
             },
             "/runs/{run_id}/retry": {
-                "post": _operation(
+                "post": operation(
                     "retry",
                     "Send a failed run back",
                     {200: ("The run.", "RunView")},
@@ -90,7 +91,7 @@ def describe(root_path: str = "") -> bytes:
                 )
             },
             "/runs/{run_id}/events": {
-                "get": _operation(
+                "get": operation(
                     "follow",
                     "Follow a run until it has ended (server-sent events)",
                     {200: ("Events `run`, each with the run as it is then.", None)},
@@ -99,7 +100,7 @@ def describe(root_path: str = "") -> bytes:
                 )
             },
             "/dead-letters": {
-                "get": _operation(
+                "get": operation(
                     "deadLetters",
                     "Runs that failed finally, with their inputs",
                     {200: ("A page, newest first.", "DeadLetterPage")},
@@ -116,21 +117,30 @@ def describe(root_path: str = "") -> bytes:
     return msgspec.json.encode(document)
 
 
-def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter of the query."""
     return {"name": name, "in": "query", "schema": schema}
 
 
-def _content(schema: str) -> dict[str, Any]:
+def content(schema: str) -> dict[str, Any]:
+    """A body of one of the types."""
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
-def _operation(
-    name: str, summary: str, good: dict[int, tuple[str, str | None]], bad: tuple[int, ...], **further: Any
+def operation(
+    name: str,
+    summary: str,
+    good: Mapping[int, tuple[str, str | None]],
+    bad: tuple[int, ...],
+    why: Mapping[int, str] | None = None,
+    **further: Any,
 ) -> dict[str, Any]:
+    """One operation: answers that are good with their types, and those that are not, with what they mean here."""
+    meaning = {**_WHY, **(why or {})}
     responses: dict[str, Any] = {}
     for status, (text, schema) in good.items():
-        content: dict[str, Any] = {"text/event-stream": {}} if schema is None else _content(schema)
-        responses[str(status)] = {"description": text, "content": content}
+        body: dict[str, Any] = {"text/event-stream": {}} if schema is None else content(schema)
+        responses[str(status)] = {"description": text, "content": body}
     for status in bad:
-        responses[str(status)] = {"description": _WHY[status], "content": _content("Problem")}
+        responses[str(status)] = {"description": meaning[status], "content": content("Problem")}
     return {"operationId": name, "summary": summary, "responses": responses, **further}

@@ -8,17 +8,14 @@ from typing import Annotated, Any
 import msgspec
 
 from bullpen._kernel.scrub import hide_secrets
+from bullpen.http._api import Wire
 from bullpen.ledger import RunRow, RunStatus
 from bullpen.ports.dead_letters import DeadLetter
 
 Version = Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
 
 
-class _Wire(msgspec.Struct, rename="camel", kw_only=True):
-    pass
-
-
-class StartRun(_Wire, forbid_unknown_fields=True):
+class StartRun(Wire, forbid_unknown_fields=True):
     """What to run."""
 
     version_id: Version
@@ -33,7 +30,7 @@ class StartRun(_Wire, forbid_unknown_fields=True):
     payload_in_job: bool = True
 
 
-class FailedAttemptView(_Wire):
+class FailedAttemptView(Wire):
     """One attempt that failed."""
 
     attempt: int
@@ -41,7 +38,7 @@ class FailedAttemptView(_Wire):
     error: str
 
 
-class RunView(_Wire):
+class RunView(Wire):
     """A run."""
 
     id: str
@@ -83,7 +80,7 @@ class RunView(_Wire):
         )
 
 
-class RunPage(_Wire):
+class RunPage(Wire):
     """Runs, newest first."""
 
     runs: list[RunView]
@@ -91,7 +88,7 @@ class RunPage(_Wire):
     """The `cursor` of the next page; null on the last one."""
 
 
-class DeadLetterView(_Wire):
+class DeadLetterView(Wire):
     """A finally failed job, without its stack and with secrets hidden."""
 
     id: str
@@ -117,7 +114,7 @@ class DeadLetterView(_Wire):
         )
 
 
-class DeadLetterPage(_Wire):
+class DeadLetterPage(Wire):
     """Dead letters of the tenant and one handler, newest first."""
 
     dead_letters: list[DeadLetterView]
@@ -125,10 +122,3 @@ class DeadLetterPage(_Wire):
     """How many the tenant has of this handler, on all pages."""
     next: str | None
     """The `cursor` of the next page; null on the last one."""
-
-
-class Problem(_Wire):
-    """Why not."""
-
-    error: str
-    message: str

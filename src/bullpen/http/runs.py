@@ -12,11 +12,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -27,18 +24,27 @@ from bullpen._kernel.ending import to_its_end
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import (
     BullpenError,
-    ConnectionLost,
     DatabaseUnavailable,
-    InsufficientCredits,
     InvalidOption,
     MissingExtra,
-    PayloadTooLarge,
     RowNotFound,
     RowStateConflict,
 )
-from bullpen.http._openapi import PAYLOAD_LIMIT, describe
-from bullpen.http._run_types import DeadLetterPage, DeadLetterView, Problem, RunPage, RunView, StartRun
-from bullpen.ledger import RunRow, RunStatus, check_run_id, check_tenant
+from bullpen.http._api import (
+    ON_ERRORS,
+    Authenticate,
+    Principal,
+    Problem,
+    Tokens,
+    answer_json,
+    decode,
+    identify,
+    read_body,
+    read_limit,
+)
+from bullpen.http._openapi import describe
+from bullpen.http._run_types import DeadLetterPage, DeadLetterView, RunPage, RunView, StartRun
+from bullpen.ledger import RunRow, RunStatus, check_run_id
 from bullpen.runs import RunPayload, RunService, run_id_for
 
 try:
@@ -55,53 +61,7 @@ __all__ = ["Authenticate", "Principal", "Tokens", "runs_api"]
 
 _log = get_logger("bullpen.http")
 
-_STATUS_OF: Final[tuple[tuple[type[Exception], int, str], ...]] = (
-    (RowNotFound, 404, "not_found"),
-    (RowStateConflict, 409, "conflict"),
-    (InsufficientCredits, 402, "insufficient_credits"),
-    (PayloadTooLarge, 413, "too_large"),
-    (InvalidOption, 422, "invalid"),
-    (DatabaseUnavailable, 503, "unavailable"),
-    (ConnectionLost, 503, "unavailable"),
-)
 _KEEP_ALIVE_S: Final = 15.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """Who asks, and for which tenant."""
-
-    tenant_id: str
-    actor: str
-    """Written into the audit of every change."""
-    may_write: bool = True
-    """False: may look, and nothing else."""
-    may_test: bool = False
-    """May start test runs, which cost nothing."""
-
-    def __post_init__(self) -> None:
-        check_tenant(self.tenant_id)
-
-
-Authenticate = Callable[[str], Awaitable[Principal | None]]
-"""Finds out whose token it is; None: nobody's."""
-
-
-class Tokens:
-    """A fixed set of tokens. Only their digests are kept, and comparing takes the same time for all."""
-
-    def __init__(self, principals: Mapping[str, Principal]) -> None:
-        for token in principals:
-            if len(token) < 16:
-                raise InvalidOption("token", "at least 16 characters", f"{token[:2]}…")
-        self._principals = {_digest(token): principal for token, principal in principals.items()}
-
-    async def __call__(self, token: str) -> Principal | None:
-        return self._principals.get(_digest(token))
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def runs_api(
@@ -136,8 +96,7 @@ def runs_api(
         Route("/dead-letters", api.dead_letters, methods=["GET"]),
         Route("/openapi.json", api.openapi, methods=["GET"]),
     ]
-    on_errors: dict[Any, Any] = {kind: _on_error for kind, _, _ in _STATUS_OF}
-    return Starlette(routes=routes, exception_handlers={**on_errors, HTTPException: _on_http, BullpenError: _on_error})
+    return Starlette(routes=routes, exception_handlers=ON_ERRORS)
 
 
 class _FollowSlots:
@@ -192,11 +151,11 @@ class _Api:
         self._price, self._poll_s, self._places = price, poll_s, places
 
     async def start(self, request: Request) -> Response:
-        who = await self._identify(request, writes=True)
+        who = await identify(request, self._authenticate, writes=True)
         key = request.headers.get("idempotency-key", "")
         if not 0 < len(key) <= 200:
             raise InvalidOption("Idempotency-Key", "a header of 1 to 200 characters", key)
-        wanted = _decode(await _body(request), StartRun)
+        wanted = decode(await read_body(request), StartRun)
         if wanted.is_test_run and not who.may_test:
             raise HTTPException(403, "this token may not start test runs")
         payload = RunPayload(
@@ -223,13 +182,13 @@ class _Api:
             )
         except RowStateConflict:
             text = "this Idempotency-Key has started a run with another body; send the same body, or a new key"
-            return _json(Problem(error="conflict", message=text), 409)
-        return _json(RunView.of(submitted.run), 201 if submitted.created else 200)
+            return answer_json(Problem(error="conflict", message=text), 409)
+        return answer_json(RunView.of(submitted.run), 201 if submitted.created else 200)
 
     async def list(self, request: Request) -> Response:
-        who = await self._identify(request)
+        who = await identify(request, self._authenticate)
         query = request.query_params
-        status, limit = query.get("status"), _limit(query.get("limit", "50"))
+        status, limit = query.get("status"), read_limit(query.get("limit", "50"))
         if status is not None and status not in RunStatus.__members__:
             raise InvalidOption("status", f"one of {', '.join(RunStatus)}", status)
         handler = query.get("handler")
@@ -244,22 +203,22 @@ class _Api:
         )
         is_full = len(rows) == limit
         page = RunPage(runs=[RunView.of(row) for row in rows], next=_cursor(rows[-1]) if is_full else None)
-        return _json(page)
+        return answer_json(page)
 
     async def inspect(self, request: Request) -> Response:
-        who = await self._identify(request)
-        return _json(RunView.of(await self._service.get(who.tenant_id, _run_id(request))))
+        who = await identify(request, self._authenticate)
+        return answer_json(RunView.of(await self._service.get(who.tenant_id, _run_id(request))))
 
     async def cancel(self, request: Request) -> Response:
-        who = await self._identify(request, writes=True)
-        return _json(RunView.of(await self._service.cancel(who.tenant_id, _run_id(request), actor=who.actor)))
+        who = await identify(request, self._authenticate, writes=True)
+        return answer_json(RunView.of(await self._service.cancel(who.tenant_id, _run_id(request), actor=who.actor)))
 
     async def retry(self, request: Request) -> Response:
-        who = await self._identify(request, writes=True)
-        return _json(RunView.of(await self._service.retry(who.tenant_id, _run_id(request), actor=who.actor)))
+        who = await identify(request, self._authenticate, writes=True)
+        return answer_json(RunView.of(await self._service.retry(who.tenant_id, _run_id(request), actor=who.actor)))
 
     async def follow(self, request: Request) -> Response:
-        who = await self._identify(request)
+        who = await identify(request, self._authenticate)
         row = await self._service.get(who.tenant_id, _run_id(request))
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         changes = self._changes(who.tenant_id, row)
@@ -289,10 +248,12 @@ class _Api:
                 return
 
     async def dead_letters(self, request: Request) -> Response:
-        who = await self._identify(request, writes=True)  # payloads: not for those who may only look at statuses
+        who = await identify(
+            request, self._authenticate, writes=True
+        )  # payloads: not for those who may only look at statuses
         query = request.query_params
         cursor, handler = query.get("cursor"), query.get("handler")
-        limit = _limit(query.get("limit", "50"))
+        limit = read_limit(query.get("limit", "50"))
         try:
             found = await self._service.dead_letter_page(
                 who.tenant_id, actor=who.actor, handler=handler, after=cursor, limit=limit
@@ -306,19 +267,10 @@ class _Api:
             depth=found.depth or 0,
             next=found.next,
         )
-        return _json(page)
+        return answer_json(page)
 
     async def openapi(self, request: Request) -> Response:
         return Response(describe(request.scope.get("root_path", "")), media_type="application/json")
-
-    async def _identify(self, request: Request, *, writes: bool = False) -> Principal:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        who = await self._authenticate(token.strip()) if scheme.lower() == "bearer" and token.strip() else None
-        if who is None:
-            raise HTTPException(401, "a valid bearer token is needed", {"www-authenticate": "Bearer"})
-        if writes and not who.may_write:
-            raise HTTPException(403, "this token may only read")
-        return who
 
 
 # Reading and answering ----------------------------------------------------------------------------------------------
@@ -326,73 +278,6 @@ class _Api:
 
 def _run_id(request: Request) -> str:
     return check_run_id(request.path_params["run_id"])
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body, unless it is larger than any run may be."""
-    found = bytearray()
-    async for chunk in request.stream():
-        found += chunk
-        if len(found) > PAYLOAD_LIMIT:
-            raise PayloadTooLarge("the request is larger than 10 MiB", size_bytes=len(found), limit_bytes=PAYLOAD_LIMIT)
-    return bytes(found)
-
-
-def _decode(body: bytes, kind: type[StartRun]) -> StartRun:
-    if _holds_more_values(body, _MOST_VALUES):
-        raise InvalidOption("body", f"JSON with at most {_MOST_VALUES:,} values", f"{len(body)} bytes")
-    try:
-        decoded = msgspec.json.decode(body, type=kind)
-        if _is_deeper(decoded, _MOST_DEPTH):
-            raise InvalidOption("body", f"JSON that is nested at most {_MOST_DEPTH} deep", f"{len(body)} bytes")
-        return decoded
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidOption("body", f"JSON as described ({error})", f"{len(body)} bytes") from None
-
-
-_MOST_DEPTH: Final = 100
-"""Of a body. What reads the value later does so by recursion, and would end in an error of ours."""
-
-
-_MOST_VALUES: Final = 100_000
-"""In a body. Each costs time on the loop that all clients share, however small it is: 10 MiB of `[],` are 3,300,000,
-and took six seconds, for a token without credits too."""
-
-
-def _holds_more_values(body: bytes, most: int) -> bool:
-    """Whether more values stand in it, before any of them is made. Each follows a comma or the beginning of a list or
-    table; those inside of texts do not count."""
-    if _count(body, b",[{") <= most:
-        return False
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 4 * most + 100:  # a name and a text for each
-        return True
-    return _count(b"".join(bare.split(b'"')[::2]), b",[{") > most
-
-
-def _count(text: bytes, characters: bytes) -> int:
-    return sum(text.count(character) for character in characters)
-
-
-def _is_deeper(value: object, most: int) -> bool:
-    """Whether lists and tables stand in each other more often. Level by level: nothing here is limited itself."""
-    level: list[Any] = [msgspec.structs.asdict(value)] if isinstance(value, msgspec.Struct) else [value]
-    for _ in range(most + 1):
-        level = [
-            inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= 200):
-        raise InvalidOption("limit", "a number from 1 to 200", text)
-    return int(text)
 
 
 def _cursor(row: RunRow) -> str:
@@ -410,31 +295,3 @@ def _read_cursor(text: str | None) -> tuple[datetime, str] | None:
         return created_at, check_run_id(run_id)
     except (ValueError, UnicodeError, binascii.Error, BullpenError):
         raise InvalidOption("cursor", "the `next` of an earlier page", text) from None
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-def _words_of(error: Exception) -> str:
-    """What is wrong, without the value: a payload may hold what neither answers nor logs of others should."""
-    return f"{error.option}: expected {error.expected}" if isinstance(error, InvalidOption) else str(error)
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    for kind, status, code in _STATUS_OF:
-        if isinstance(error, kind):
-            message = "the database or the queue does not answer; try again" if status == 503 else _words_of(error)
-            return _json(Problem(error=code, message=message), status)
-    # A mistake of ours, or a ledger that is not ready. The client learns a number to ask for, and nothing else.
-    number = uuid.uuid4().hex[:12]
-    _log.error("request %s %s failed (%s)", request.method, request.url.path, number, exc_info=error)
-    return _json(Problem(error="internal", message=f"internal error; quote {number}"), 500)
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    codes = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 429: "too_many"}
-    answer = _json(Problem(error=codes.get(error.status_code, "invalid"), message=str(error.detail)), error.status_code)
-    answer.headers.update(error.headers or {})
-    return answer

@@ -11,6 +11,8 @@ if not (_find_spec("alembic") and _find_spec("sqlalchemy")):
     raise _MissingExtra("sqlite", "the ledger (in PostgreSQL: the extra postgres)")
 
 from bullpen.ledger.destinations import Destination, Destinations
+from bullpen.ledger.endpoint_records import EndpointAttempt, EndpointRate, EndpointRow, EndpointState
+from bullpen.ledger.endpoints import EndpointStore
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import Appended, EventLog
 from bullpen.ledger.ledger import Ledger
@@ -47,6 +49,11 @@ __all__ = [
     "Destination",
     "Destinations",
     "Died",
+    "EndpointAttempt",
+    "EndpointRate",
+    "EndpointRow",
+    "EndpointState",
+    "EndpointStore",
     "Enqueued",
     "Enqueuer",
     "EventLog",

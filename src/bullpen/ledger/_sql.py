@@ -432,7 +432,42 @@ UPDATE {self.outbox} SET parked = false WHERE parked AND id IN (
             left = f"extract(epoch FROM {left}) * 1000"
         return f"""\
 SELECT integration_type, disabled_at, disabled_by, reason, trips, CAST(coalesce({left}, 0) AS bigint)
-FROM {self.destinations} WHERE disabled_at IS NOT NULL OR trips > 0 ORDER BY integration_type"""
+FROM {self.destinations} WHERE disabled_at IS NOT NULL OR trips > 0
+UNION ALL
+SELECT '{tables.ENDPOINT}:' || e.id, e.state_at, e.state_by, e.reason, 0, 0 FROM {self.endpoints} e
+WHERE e.state <> 'enabled' AND EXISTS (SELECT 1 FROM {self.outbox} o
+    WHERE o.integration_type = '{tables.ENDPOINT}:' || e.id AND o.status IN {_OPEN} AND NOT o.parked)
+ORDER BY 1"""
+
+    @cached_property
+    def endpoints(self) -> str:
+        return self._table(tables.endpoints.name)
+
+    @cached_property
+    def endpoints_of(self) -> str:
+        # Inside a caller's transaction, by any driver.
+        return f"""\
+SELECT id, events FROM {self.endpoints}
+WHERE state <> 'disabled' AND tenant_id IN (SELECT s_tenant FROM {self._batch({"tenant": "text"})})
+ORDER BY created_at, id"""
+
+    @cached_property
+    def take_endpoint_slot(self) -> str:
+        # The row's own lock makes it exact over all processes. Who waited for it began before the one that it waited
+        # for, so an instant a little ahead is in order; one far ahead was written before a clock was set back.
+        is_over = f"spent_since <= {self._earlier('rate_ms')} OR spent_since > {self._later('60000')}"
+        is_new = f"(spent_since IS NULL OR {is_over})"
+        return f"""\
+UPDATE {self.endpoints} SET spent = CASE WHEN {is_new} THEN 1 ELSE spent + 1 END,
+    spent_since = CASE WHEN {is_new} THEN {self.now} ELSE spent_since END
+WHERE id = :id AND (rate_max IS NULL OR {is_new} OR spent < rate_max)"""
+
+    @cached_property
+    def endpoint_slot_left(self) -> str:
+        left = f"spent_since - {self._earlier('rate_ms')}"
+        if self._is_postgres:
+            left = f"extract(epoch FROM {left}) * 1000"
+        return f"SELECT CAST({left} AS bigint) FROM {self.endpoints} WHERE id = :id AND rate_max IS NOT NULL"
 
     @cached_property
     def disable(self) -> str:
@@ -545,16 +580,17 @@ WHERE id = s_id AND status = 'DEAD'
 RETURNING CAST(id AS text) AS id, tenant_id, integration_type, error_code"""
 
     @cached_property
-    def sent(self) -> str:
-        return self._rows_in("SENT")
+    def ended(self) -> str:
+        return self._rows_in("SENT", "DEAD")
 
     @cached_property
     def dead(self) -> str:
         return self._rows_in("DEAD")
 
-    def _rows_in(self, status: str) -> str:
+    def _rows_in(self, *statuses: str) -> str:
+        wanted = ", ".join(f"'{status}'" for status in statuses)
         return (
-            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status = '{status}' "
+            f"SELECT {COLUMNS} FROM {self.outbox} WHERE status IN ({wanted}) "
             f"AND id IN (SELECT s_id FROM {self._batch({'id': 'uuid'})}) ORDER BY seq"
         )
 

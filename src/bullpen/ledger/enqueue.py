@@ -18,7 +18,8 @@ from bullpen.errors import InvalidOption
 from bullpen.ledger._callers import CallerConnection, Rows, async_caller, sync_caller
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import DialectName, check_identifier
-from bullpen.ledger.records import Enqueued, OutboxItem
+from bullpen.ledger.endpoint_records import wants
+from bullpen.ledger.records import Enqueued, OutboxItem, encode_rows
 from bullpen.ledger.tables import SCHEMA
 
 Source = tuple[str, str, str]
@@ -77,6 +78,18 @@ class Enqueuer:
         known = caller.run(sql.existing, _encode(missing)) if missing else ()
         return _results(records, added, known)
 
+    async def endpoints_of(self, connection: Any, tenant_id: str, event_type: str) -> list[str]:
+        """The endpoints of a tenant that want an event, as the caller's transaction sees them."""
+        caller = async_caller(connection)
+        statement = self._statements(caller.dialect)[0].endpoints_of
+        return _wanting(await caller.run(statement, _tenants(tenant_id)), event_type)
+
+    def endpoints_of_sync(self, connection: Any, tenant_id: str, event_type: str) -> list[str]:
+        """As `endpoints_of`, for blocking connections."""
+        caller = sync_caller(connection)
+        statement = self._statements(caller.dialect)[0].endpoints_of
+        return _wanting(caller.run(statement, _tenants(tenant_id)), event_type)
+
     async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> list[str]:
         """Store rows that were made by the ledger itself. Returns the ids of those that were not there yet."""
         return list((await self._insert_async(async_caller(connection), records)).values())
@@ -103,6 +116,14 @@ class Enqueuer:
     async def _existing_async(self, caller: CallerConnection, records: Sequence[Mapping[str, Any]]) -> Rows:
         found: Rows = await caller.run(self._statements(caller.dialect)[0].existing, _encode(records))
         return found
+
+
+def _tenants(tenant_id: str) -> str:
+    return encode_rows([{"tenant": tenant_id}])
+
+
+def _wanting(rows: Rows, event_type: str) -> list[str]:
+    return [row[0] for row in rows if wants(msgspec.json.decode(row[1]), event_type)]
 
 
 def _encode(records: Sequence[Mapping[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from bullpen.ledger.audit import AuditLog
 from bullpen.ledger.checkpoints import Checkpoints
 from bullpen.ledger.database import Database
 from bullpen.ledger.destinations import Destinations
+from bullpen.ledger.endpoints import EndpointStore
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.events import EventLog
 from bullpen.ledger.inbox import Inbox
@@ -85,6 +86,8 @@ class Ledger:
         """Which targets are switched off or broken."""
         self.tenant_limits = TenantLimits(self.database)
         """How much of the outbox a tenant may have."""
+        self.endpoints = EndpointStore(self.database, self.enqueuer, notice_type=dead_letter_type)
+        """Where tenants want their events to be sent."""
         self.checkpoints = Checkpoints(self.database)
         self.events = EventLog(self.database, notify=notify)
         """The ledger's own event store."""

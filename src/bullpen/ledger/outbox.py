@@ -27,6 +27,7 @@ from bullpen.ledger import tables
 from bullpen.ledger._sql import COLUMNS, Sql
 from bullpen.ledger.database import Database
 from bullpen.ledger.driver import prepared
+from bullpen.ledger.endpoint_records import endpoint_id_of
 from bullpen.ledger.enqueue import Enqueuer
 from bullpen.ledger.records import (
     MAX_LENGTHS,
@@ -397,6 +398,8 @@ class SqlOutbox(OutboxRepository):
         for name, value in equal.items():
             if value is not None:
                 query = query.where(table.c[name] == str(value))
+        if endpoint_id_of(integration_type or "") is not None:
+            query = query.where(sa.text(tables.IS_ENDPOINT))  # has an index of its own
         if since is not None:
             query = query.where(table.c.created_at >= since)
         if before is not None:
@@ -488,7 +491,7 @@ class SqlOutbox(OutboxRepository):
     ) -> list[str]:
         wanted = {"rows": _ids(ids)}
         async with self._database.transaction(tenant=tenant_id) as connection:
-            originals = await self._rows(connection, self.sql.sent, wanted)
+            originals = await self._rows(connection, self.sql.ended, wanted)
             copies = [_copy(row, label, new_key=new_key) for row in originals]
             added = await self._enqueuer.insert_records(connection, copies) if copies else []
             await self._audit(

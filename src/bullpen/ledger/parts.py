@@ -36,6 +36,7 @@ _STEPS: Final[Mapping[str, tuple[Part, ...]]] = {
     "0011": ("runs",),
     "0012": ("outbox",),
     "0013": ("outbox", "runs", "workflows"),  # as 0009
+    "0014": ("outbox",),
 }
 _OPTIONAL: Final[Mapping[str, Part]] = {
     **dict.fromkeys((t.name for t in (tables.runs, tables.run_steps)), "runs"),

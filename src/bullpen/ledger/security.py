@@ -32,6 +32,7 @@ TENANT_TABLES: Final = (
     tables.fences.name,
     tables.inbox.name,
     tables.tenant_limits.name,
+    tables.endpoints.name,
     tables.audit.name,
     tables.recipients.name,
     tables.occasions.name,
@@ -71,8 +72,10 @@ SERVICE_FUNCTIONS: Final = ("run_lost_job", "credits_grant")
 _BY_FUNCTIONS: Final = (tables.runs, tables.run_steps, tables.credit_accounts, tables.credit_entries)
 _OWNED: Final = frozenset(table.name for table in (*_BY_FUNCTIONS, tables.audit))
 _ADDED: Final = {
-    # Of what the database cannot see: letters of queues. What it sees, it writes down itself.
-    tables.audit.name: "starts_with(action, 'dead_letter.') OR action IN ('run.dead_letters.read', 'run.security')",
+    # Of what the database cannot see: letters of queues. What it sees, it writes down itself; but for endpoints, which
+    # tenants change as they like.
+    tables.audit.name: "starts_with(action, 'dead_letter.') OR starts_with(action, 'endpoint.') "
+    "OR action IN ('run.dead_letters.read', 'run.security', 'outbox.replay')",
     # A message is stored as new: one that says that it was delivered would never be.
     tables.outbox.name: (
         "status = 'PENDING' AND attempts = 0 AND fence = 0 AND NOT parked AND sent_at IS NULL AND dead_at IS NULL"
@@ -163,7 +166,7 @@ def _grants(roles: Roles) -> Iterator[tuple[str, list[str], str]]:
         yield grant(f"SELECT, INSERT ({columns})", [table], both)
     yield grant("SELECT", [tables.fences, tables.attempts, tables.tenant_limits], both)
     yield grant("SELECT, INSERT, DELETE", [tables.inbox], both)
-    yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.recipients, tables.occasions], both)
+    yield grant("SELECT, INSERT, UPDATE, DELETE", [tables.recipients, tables.occasions, tables.endpoints], both)
     # Saving a recipient moves or cancels what was planned for it; planning and sending are the service role's.
     yield grant(f"SELECT, UPDATE ({', '.join(_MOVED)})", [tables.messages], both)
     # No tenant's data: digests. Whoever removed one would only let two events of an entity run side by side.

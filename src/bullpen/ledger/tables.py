@@ -190,6 +190,11 @@ _index(
 _index("ix_outbox_seq", outbox.c.seq)
 _index("ix_outbox_status_seq", outbox.c.status, outbox.c.seq, where="status <> 'SENT'")
 _index("ix_outbox_correlation", outbox.c.correlation_id, outbox.c.seq, where="correlation_id IS NOT NULL")
+# What an endpoint was sent. `IS_ENDPOINT` must be in a query as it stands here, or no database takes the index.
+ENDPOINT: Final = "endpoint"
+"""First part of the integration type of endpoints: `endpoint:<id>`."""
+IS_ENDPOINT: Final = "substr(integration_type, 1, 9) = 'endpoint:'"
+_index("ix_outbox_endpoint", outbox.c.integration_type, outbox.c.seq, where=IS_ENDPOINT)
 # Finding claims whose lease ran out.
 _index("ix_outbox_lease", outbox.c.locked_until, where="status = 'CLAIMED'")
 # Retention.
@@ -271,6 +276,42 @@ tenant_limits = sa.Table(
     _now_column("updated_at"),
     sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="ck_tenant_limits_weight"),
 )
+
+endpoints = sa.Table(
+    "bullpen_endpoints",
+    metadata,
+    # Where tenants want their events to be sent.
+    sa.Column("id", sa.String(36), primary_key=True),
+    sa.Column("tenant_id", sa.String(60), nullable=False),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("description", sa.String(200), nullable=False, server_default=sa.text("''")),
+    # JSON: patterns of event types: `order.paid.v1`, `order.*`, `*`.
+    sa.Column("events", sa.Text, nullable=False),
+    # JSON, or an envelope of the codec around it: whoever reads the table need not be able to sign, or to log in.
+    sa.Column("secrets", sa.Text, nullable=False),
+    sa.Column("headers", sa.Text),
+    sa.Column("rate_max", sa.Integer),
+    sa.Column("rate_ms", sa.Integer),
+    # Deliveries started since then, within one `rate_ms`.
+    sa.Column("spent", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("spent_since", Instant),
+    # enabled; paused: its messages wait; disabled: none are stored for it.
+    sa.Column("state", sa.String(10), nullable=False, server_default=sa.text("'enabled'")),
+    sa.Column("reason", sa.Text),
+    sa.Column("state_by", sa.String(120)),
+    _now_column("state_at"),
+    # Since the last delivery that it took; NULL: none has failed since.
+    sa.Column("failing_since", Instant),
+    sa.Column("failures", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("error_code", sa.String(60)),
+    # Grows with every change of what was configured, and of the state.
+    sa.Column("version", sa.Integer, nullable=False, server_default=sa.text("1")),
+    _now_column("created_at"),
+    _now_column("updated_at"),
+    sa.CheckConstraint("state IN ('enabled', 'paused', 'disabled')", name="ck_endpoints_state"),
+)
+_index("ix_endpoints_tenant", endpoints.c.tenant_id, endpoints.c.created_at, endpoints.c.id)
+_index("ix_endpoints_off", endpoints.c.state_at, where="state <> 'enabled'")
 
 incidents = sa.Table(
     "bullpen_incidents",

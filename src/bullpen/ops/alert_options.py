@@ -27,6 +27,8 @@ class SymptomLimits:
     """Rows of the outbox were due this long ago and are not claimed."""
     outbox_claimed_ms: int = option(300_000, at_least(0))
     """The lease of claimed rows ended this long ago, and no dispatcher has taken them back."""
+    endpoints_off: int = option(1, at_least(0))
+    """Number of endpoints of tenants that were switched off within a day: they are gone, or refuse everything."""
     scheduler_late_ms: int = option(300_000, at_least(0))
     """Messages were due this long ago and are not queued."""
     run_stuck_ms: int = option(900_000, at_least(0))

@@ -330,10 +330,14 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
     for where, text in (await late_wakeups_in(ledger)).items():
         if where in _LATE_WAKEUPS and (note := read_note(text)) is not None:
             yield _late(subject, where, *note)
+    from bullpen.ledger.endpoint_records import type_label
+
     waiting: Counter[str] = Counter()
     for name, status, count, _ in await ledger.outbox.stats():
         waiting[name] += count if status in _WAITING else 0
     for name, destination in (await ledger.destinations.troubled()).items():
+        if type_label(name) != name:
+            continue  # a customer's: `bullpen endpoints list` has them
         if destination.state == "disabled":
             text = f"it is disabled; {_count(waiting[name], 'row')} to deliver"
             fix = command_line("outbox destinations enable", name)
@@ -344,8 +348,12 @@ async def _ledger(ledger: Ledger) -> AsyncIterator[Advice]:
             fix += "bullpen outbox destinations list shows when it is tried again"
         yield Advice(Level.WARNING, f"destination {name}", destination.state, text, fix)
     for sign in await ledger_symptoms(ledger, _LIMITS):
-        level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events") else Level.BROKEN
-        about = subject if sign.subject in ("outbox", "messages", "runs", "projector") else f"{subject} {sign.subject}"
+        level = Level.WARNING if sign.rule in ("outbox_dead", "parked_events", "endpoints_off") else Level.BROKEN
+        about = (
+            subject
+            if sign.subject in ("outbox", "messages", "runs", "projector", "endpoints")
+            else f"{subject} {sign.subject}"
+        )
         yield _advice(sign, about, level)
 
 

@@ -19,7 +19,7 @@ from bullpen._kernel.logs import get_logger
 from bullpen._kernel.scrub import scrub
 from bullpen.errors import BullpenError
 from bullpen.ops.overview import Overview, QueueSnapshot
-from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX
+from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX, SWITCHED_OFF_MS
 from bullpen.ports.metrics import Metric, Sample
 from bullpen.redis import Connection
 
@@ -212,21 +212,32 @@ class LedgerSource:
 
     async def _outbox(self) -> list[Metric]:
         from bullpen.ledger import OutboxStatus
+        from bullpen.ledger.endpoint_records import ENDPOINT_TYPES, type_label
 
         now = await self._messages.now()
         troubled = await self._ledger.destinations.troubled()
-        off = {name for name, each in troubled.items() if each.state == "disabled"}
-        broken = troubled.keys() - off
+        # What a customer's endpoint does not take is no fault of the service's: its rows count, and alarm nobody.
+        theirs = {name for name in troubled if type_label(name) != name}
+        off = {name for name, each in troubled.items() if each.state == "disabled"} - theirs
+        broken = troubled.keys() - off - theirs
         stats = await self._ledger.outbox.stats()
         waits = (OutboxStatus.PENDING, OutboxStatus.FAILED)
         kept = [status for status in OutboxStatus if status is not OutboxStatus.SENT]
-        counts: dict[tuple[str, OutboxStatus], int] = {(name, status): 0 for name, *_ in stats for status in kept}
-        ages = {name: 0.0 for name, *_ in stats}
+        labels = {type_label(name) for name, *_ in stats}
+        counts: dict[tuple[str, OutboxStatus], int] = {(label, status): 0 for label in labels for status in kept}
+        ages = dict.fromkeys(labels, 0.0)
         for name, status, count, due in stats:
-            counts[name, status] = count
-            if status in waits and name not in off:
-                ages[name] = max(ages[name], (now - due) / _S)
-        dead = sum(count for (_, status), count in counts.items() if status is OutboxStatus.DEAD)
+            label = type_label(name)
+            counts[label, status] += count
+            if status in waits and name not in off | theirs:
+                ages[label] = max(ages[label], (now - due) / _S)
+        dead = sum(
+            count
+            for (label, status), count in counts.items()
+            if status is OutboxStatus.DEAD and label != ENDPOINT_TYPES
+        )
+        endpoints = await self._ledger.endpoints.counts()
+        gone = await self._ledger.endpoints.switched_off(within_ms=SWITCHED_OFF_MS)
         expired = await self._ledger.outbox.expired(_MOST_ROWS)
         rows = [
             Sample({"integration_type": name, "status": status.value.lower()}, count)
@@ -253,7 +264,24 @@ class LedgerSource:
                 [Sample({"integration_type": name}, float(name in off)) for name in sorted({*ages, *off})],
             ),
             # Without a label, so that it is there before the first row is.
-            Metric("bullpen_outbox_dead_rows", "gauge", "Rows that failed finally.", [Sample({}, dead)]),
+            Metric(
+                "bullpen_outbox_dead_rows",
+                "gauge",
+                "Rows that failed finally, without those of endpoints.",
+                [Sample({}, dead)],
+            ),
+            Metric(
+                "bullpen_endpoints",
+                "gauge",
+                "Endpoints of tenants by state.",
+                [Sample({"state": state.value}, count) for state, count in endpoints.items()],
+            ),
+            Metric(
+                "bullpen_endpoints_switched_off",
+                "gauge",
+                "Endpoints that were switched off by themselves within a day, at most 100.",
+                [Sample({}, len(gone))],
+            ),
             Metric(
                 "bullpen_outbox_expired_claims",
                 "gauge",

@@ -35,7 +35,7 @@ class Judged:
     news: IncidentChange | None = None
 
 
-_GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events"})
+_GROWING = frozenset({"dead_letters", "outbox_dead", "parked_events", "endpoints_off"})
 _HELD = frozenset({"redis_down"})
 
 

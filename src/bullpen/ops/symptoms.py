@@ -30,6 +30,7 @@ __all__ = [
     "ANNOUNCEMENTS",
     "DEAD_SUFFIX",
     "RULES",
+    "SWITCHED_OFF_MS",
     "QueueNames",
     "Symptom",
     "SymptomRule",
@@ -45,9 +46,12 @@ DEAD_SUFFIX: Final = "-dlq"
 ANNOUNCEMENTS: Final = frozenset({"outbox.dead", "{outbox}.dead"})
 """The default queue for announcements of dead rows. No reader is needed: the rows have a symptom of their
 own. A queue with another name was chosen for a reader."""
+SWITCHED_OFF_MS: Final = 86_400_000
+"""How long an endpoint that was switched off is a symptom."""
 _MS: Final = timedelta(milliseconds=1)
 _MOST: Final = 100
 _LONGEST_SUBJECT: Final = 200
+_MOST_NAMED: Final = 3
 _LONGEST_UNLISTED_S: Final = 300.0
 
 _RUN: Final = "bullpen run MODULE:APP"
@@ -92,6 +96,7 @@ RULES: Final = {
         SymptomRule("parked_events", "parked events", "BullpenParkedEvents", "ledger"),
         SymptomRule("outbox_late", "dispatcher", "BullpenOutboxIsLate", "ledger"),
         SymptomRule("outbox_claimed", "claimed rows", "BullpenOutboxClaimedTooLong", "ledger"),
+        SymptomRule("endpoints_off", "endpoints", "BullpenEndpointsOff", "ledger"),
         SymptomRule("scheduler_late", "scheduler", "BullpenSchedulerIsLate", "ledger"),
         SymptomRule("run_stuck", "stuck runs", "BullpenRunIsStuck", "ledger"),
     )
@@ -237,24 +242,39 @@ async def ledger_symptoms(ledger: Ledger, limits: SymptomLimits) -> list[Symptom
 
 async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     from bullpen.ledger import OutboxStatus
+    from bullpen.ledger.endpoint_records import type_label
 
     now = await _now(ledger)
-    dead = (await ledger.outbox.counts())[OutboxStatus.DEAD]
+    # What a customer's endpoint did not take is no fault of the service's: that has a sign of its own.
+    stats = await ledger.outbox.stats()
+    dead = sum(count for name, status, count, _ in stats if status is OutboxStatus.DEAD and type_label(name) == name)
     if limits.dead_letters and dead >= limits.dead_letters:
         line = command_line("outbox list", status="DEAD")
         text = f"{counted(dead, 'delivery', 'deliveries')} failed finally"
         yield Symptom("outbox_dead", "outbox", dead, text, line, line)
     if limits.outbox_late_ms:
         troubled = {name: each.state for name, each in (await ledger.destinations.troubled()).items()}
-        for name, status, count, due in await ledger.outbox.stats():
-            late_ms = (now - due) // _MS
-            state = troubled.get(name, "in order")
-            waits = status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and state != "disabled"
-            if waits and late_ms >= limits.outbox_late_ms:
-                rows = counted(count, "row waits", "rows wait")
-                why, fix, command = _LATE_BECAUSE.get(state, ("no dispatcher has claimed it", _RUN_OUTBOX, _RUN))
-                text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and {why}"
-                yield Symptom("outbox_late", name, late_ms, text, fix, command)
+        waiting: dict[str, tuple[int, int, str]] = {}
+        for name, status, count, due in stats:
+            state, label = troubled.get(name, "in order"), type_label(name)
+            is_ours = state != "disabled" and (label == name or state == "in order")
+            if status in (OutboxStatus.PENDING, OutboxStatus.FAILED) and is_ours:
+                others, longest, _ = waiting.get(label, (0, 0, state))
+                if (late_ms := (now - due) // _MS) >= limits.outbox_late_ms:
+                    waiting[label] = others + count, max(longest, late_ms), state
+        for label, (count, late_ms, state) in waiting.items():
+            rows = counted(count, "row waits", "rows wait")
+            why, fix, command = _LATE_BECAUSE.get(state, ("no dispatcher has claimed it", _RUN_OUTBOX, _RUN))
+            text = f"{rows}, the oldest was due {duration_text(late_ms)} ago, and {why}"
+            yield Symptom("outbox_late", label, late_ms, text, fix, command)
+    if limits.endpoints_off:
+        off = await ledger.endpoints.switched_off(within_ms=SWITCHED_OFF_MS)
+        if len(off) >= limits.endpoints_off:
+            some = "; ".join(f"{each.id} of {each.tenant_id}: {each.reason}" for each in off[:_MOST_NAMED])
+            more = f"; and {len(off) - _MOST_NAMED} more" if len(off) > _MOST_NAMED else ""
+            text = f"{counted(len(off), 'endpoint was', 'endpoints were')} switched off within a day ({some}{more})"
+            line = command_line("endpoints list", state="disabled")
+            yield Symptom("endpoints_off", "endpoints", len(off), text, f"tell their owners; {line}", line)
     if limits.outbox_claimed_ms:
         limit_at = now - limits.outbox_claimed_ms * _MS
         lost = [row for row in await ledger.outbox.expired(_MOST) if row.locked_until and row.locked_until <= limit_at]

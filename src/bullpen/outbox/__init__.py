@@ -1,11 +1,24 @@
 """Messages and jobs that leave if and only if a transaction commits. Needs the extra `postgres` or `sqlite`."""
 
 from bullpen.delivery.gates import Breaker
-from bullpen.ledger import Enqueued, Ledger, OutboxFields, OutboxItem, OutboxRepository, OutboxRow, OutboxStatus
+from bullpen.ledger import (
+    EndpointAttempt,
+    EndpointRate,
+    EndpointState,
+    Enqueued,
+    Ledger,
+    OutboxFields,
+    OutboxItem,
+    OutboxRepository,
+    OutboxRow,
+    OutboxStatus,
+)
 from bullpen.outbox.backfill import Backfilled
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.delivery import DEFAULT_BACKOFF
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
+from bullpen.outbox.endpoints import Endpoint, EndpointOptions, Endpoints, NewSecret
+from bullpen.outbox.enqueue import PublishFields
 from bullpen.outbox.mapping import EventRoute, EventRoutes, IntegrationMessage, items_of
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.outbox import Outbox, OutboxReceipt
@@ -22,11 +35,18 @@ __all__ = [
     "DeliveryWorkers",
     "Dispatcher",
     "DispatcherOptions",
+    "Endpoint",
+    "EndpointAttempt",
+    "EndpointOptions",
+    "EndpointRate",
+    "EndpointState",
+    "Endpoints",
     "Enqueued",
     "EventRoute",
     "EventRoutes",
     "IntegrationMessage",
     "Ledger",
+    "NewSecret",
     "Outbox",
     "OutboxDeadLetters",
     "OutboxFields",
@@ -41,6 +61,7 @@ __all__ = [
     "ProjectorMetrics",
     "ProjectorOptions",
     "ProjectorStatus",
+    "PublishFields",
     "Route",
     "RouteArguments",
     "Router",

@@ -176,6 +176,7 @@ class Dispatcher:
         self._overlooked: list[tuple[int, OutboxRow]] = []
         """Rows that the interval found, each with how many notifications had come by then."""
         self._tenant_cursor: defaultdict[str, str] = defaultdict(str)
+        self._type_cursor = ""
         self._next_unpark = 0.0
         self._next_plan = 0.0
         """Until then nobody asks again when something is due next, while places are what is missing."""
@@ -288,12 +289,14 @@ class Dispatcher:
         return more
 
     def _seconds_until_room(self) -> float | None:
-        """When to ask queues again that were full: workers take jobs out of them and tell nobody."""
+        """When to ask again where there was no room: queues that were full, out of which workers take jobs and tell
+        nobody, and destinations that asked to be left alone for a while."""
+        opens_s = None if self._gates is None else self._gates.opens_in_s()
         if not self._full:
-            return None
+            return opens_s
         pause_s = min(self._full_pause_s, self.options.tick_interval_ms / 1000)
         self._full_pause_s = min(self._full_pause_s * _FULL_AGAIN, _LONGEST_FULL_S)
-        return pause_s
+        return pause_s if opens_s is None else min(pause_s, opens_s)
 
     async def _seconds_until_due(self) -> float | None:
         if self._starved and time.monotonic() < self._next_plan:
@@ -372,7 +375,12 @@ class Dispatcher:
         return min(free, room)
 
     async def _share(self, types: Sequence[str], room: dict[str, int], limit: int) -> list[Lane]:
-        """An equal share of the batch for each lane; what one leaves over the next tick gives to the others."""
+        """An equal share of the batch for each lane; what one leaves over the next tick gives to the others. Of more
+        lanes than a batch has rows, as many as it has, beginning behind the last one that was served."""
+        if len(types) > limit:
+            later = [name for name in types if name > self._type_cursor]
+            types = [*later, *(name for name in types if name <= self._type_cursor)][:limit]
+            self._type_cursor = types[-1]
         share = max(1, limit // max(1, len(types)))
         if types:
             await self._shares.refresh()
@@ -380,8 +388,13 @@ class Dispatcher:
         lanes = []
         for name in types:
             quota = min(share, room[name])
-            lanes += await self._share_tenants(name, quota) if by_tenant else [Lane(name, quota)]
+            is_shared = by_tenant and not (self._shares.is_empty and self._is_of_one_tenant(name))
+            lanes += await self._share_tenants(name, quota) if is_shared else [Lane(name, quota)]
         return lanes
+
+    def _is_of_one_tenant(self, integration_type: str) -> bool:
+        route = self._router.resolve(integration_type)
+        return route is not None and route.one_tenant
 
     async def _share_tenants(self, integration_type: str, quota: int) -> list[Lane]:
         """As many tenants as may share the quota, beginning behind the last one that was served."""

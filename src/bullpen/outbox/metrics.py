@@ -18,6 +18,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.histogram import Histogram
 from bullpen.errors import DatabaseUnavailable
 from bullpen.ledger import OutboxRepository, OutboxStatus
+from bullpen.ledger.endpoint_records import type_label
 from bullpen.ports.metrics import Kind, Metric, Sample
 
 BUCKETS_MS: Final = (
@@ -75,7 +76,7 @@ class OutboxMetrics:
             with self._lock:
                 self._claims.observe(fields["took_ms"])
         elif event == "outbox.delivered":
-            integration_type = fields["integration_type"]
+            integration_type = type_label(fields["integration_type"])
             with self._lock:
                 self._deliveries[integration_type].observe(fields["took_ms"])
                 if fields["status"] in _COUNTED:
@@ -121,7 +122,7 @@ class OutboxMetrics:
             counts[status] += count
         pending = counts[OutboxStatus.PENDING] + counts[OutboxStatus.FAILED]
         gauges = {"outbox_pending_total": [pending], "outbox_claimed_total": [counts[OutboxStatus.CLAIMED]]}
-        return gauges, {name for name, *_ in stats}
+        return gauges, {type_label(name) for name, *_ in stats}
 
 
 def _sample(histogram: Histogram, labels: Mapping[str, str]) -> Sample:

@@ -7,8 +7,6 @@ transaction, `dispatcher` and `workers` for the processes that deliver. Elsewher
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,23 +17,27 @@ from bullpen.errors import NotConfigured, require
 from bullpen.ledger import Enqueued, Enqueuer, Ledger, OutboxFields, OutboxItem, OutboxStatus
 from bullpen.outbox.dead_letters import OutboxDeadLetters
 from bullpen.outbox.dispatcher import Dispatcher, DispatcherOptions
-from bullpen.outbox.enqueue import JOB_CHANNEL, make_item, make_job_item
+from bullpen.outbox.enqueue import (
+    JOB_CHANNEL,
+    PublishedEvent,
+    PublishFields,
+    make_item,
+    make_job_item,
+    make_test_message,
+)
 from bullpen.outbox.metrics import OutboxMetrics
 from bullpen.outbox.queues import OutboxQueues
 from bullpen.outbox.replay import ReplayArguments, replay
 from bullpen.outbox.routing import Route, RouteArguments, Router, queue_name
 from bullpen.outbox.workers import DISCOVER_MS, DeliveryWorkers
 from bullpen.ports.answers import answer_of
-from bullpen.ports.channel import Channel, Message, SendResult, Unknown
+from bullpen.ports.channel import Channel, SendResult, Unknown
 from bullpen.queue import Durability, Queue
 from bullpen.queue.arguments import AddInTransactionArguments, RowArguments
 from bullpen.redis import Connection
 from bullpen.worker.options import WorkerArguments
 
 JOBS: Final = f"{JOB_CHANNEL}:*"
-
-
-TEST_EVENT: Final = "bullpen.test.v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,26 @@ class Outbox:
     def enqueue_many_sync(self, connection: Any, items: Iterable[OutboxItem]) -> list[Enqueued]:
         """As `enqueue_many`, for blocking connections."""
         return self._enqueuer.enqueue_many_sync(connection, items)
+
+    async def publish(
+        self, connection: Any, *, tenant_id: str, event_type: str, payload: Any = None, **fields: Unpack[PublishFields]
+    ) -> list[Enqueued]:
+        """Store a message for each endpoint of the tenant that wants this event, in the caller's open transaction.
+
+        With `event_id` a repeated call stores nothing again: a message has the key `<event id>/<route key>`, for each
+        endpoint another one. Endpoints are made and changed by `Endpoints`.
+        """
+        event = PublishedEvent(tenant_id, event_type, payload, fields, is_strict=self._enqueuer.is_strict)
+        wanting = await self._enqueuer.endpoints_of(connection, tenant_id, event_type)
+        return await self._enqueuer.enqueue_many(connection, map(event.item_for, wanting))
+
+    def publish_sync(
+        self, connection: Any, *, tenant_id: str, event_type: str, payload: Any = None, **fields: Unpack[PublishFields]
+    ) -> list[Enqueued]:
+        """As `publish`, for blocking connections."""
+        event = PublishedEvent(tenant_id, event_type, payload, fields, is_strict=self._enqueuer.is_strict)
+        wanting = self._enqueuer.endpoints_of_sync(connection, tenant_id, event_type)
+        return self._enqueuer.enqueue_many_sync(connection, map(event.item_for, wanting))
 
     async def add_in_transaction(
         self,
@@ -266,18 +288,7 @@ class Outbox:
         route = self.router.resolve(integration_type)
         if route is None or route.channel is None:
             raise NotConfigured(f"no channel serves {integration_type!r} here; register one with route()")
-        test_id = str(uuid.uuid4())
-        message = Message(
-            id=test_id,
-            integration_type=integration_type,
-            event_type=TEST_EVENT,
-            payload={"test": True} if payload is None else payload,
-            idempotency_key=f"test-{test_id}",
-            source_stream_id="test",
-            source_event_id=test_id,
-            tenant_id=tenant_id,
-            created_ms=int(time.time() * 1000),
-        )
+        message = make_test_message(integration_type, payload, tenant_id)
         limit_ms = route.limit_ms(self.options.lease_ms)
         try:
             async with asyncio.timeout(limit_ms / 1000):

@@ -26,6 +26,7 @@ class ReplayArguments(TypedDict, total=False):
     tenant_id: str | None
     new_key: bool
     limit: int | None
+    status: OutboxStatus
     on_progress: Callable[[int], None] | None
 
 
@@ -40,18 +41,21 @@ async def replay(
     tenant_id: str | None = None,
     new_key: bool = False,
     limit: int | None = None,
+    status: OutboxStatus = OutboxStatus.SENT,
     on_progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Send all SENT rows of a destination again that were stored in a period. Returns how many copies were made.
+    """Send all SENT rows of a destination again that were stored in a period, or all DEAD ones. Returns how many copies
+    were made.
 
     A copy has the key of its original, so that a target which still knows it takes no harm; with `new_key` it has one
     of its own. The same label again copies nothing that was copied before: a replay that broke off may be repeated.
     """
     require("label", label.isprintable() and 0 < len(label) <= 40, "1 to 40 printable characters", label)
+    require("status", status in (OutboxStatus.SENT, OutboxStatus.DEAD), "SENT or DEAD", status)
     total, looked, after_seq = 0, 0, None
     while limit is None or looked < limit:
         rows = await store.find(
-            status=OutboxStatus.SENT,
+            status=status,
             integration_type=integration_type,
             since=since,
             before=before,

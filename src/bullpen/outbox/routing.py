@@ -36,6 +36,7 @@ class RouteArguments(TypedDict, total=False):
     rate_limit: RateLimit | None
     max_queued: int
     breaker: Breaker | None
+    one_tenant: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,9 @@ class Route:
     fifth of a second gains nothing."""
     breaker: Breaker | None = Breaker()  # noqa: RUF009 - frozen
     """When to stop calling a destination that does not answer. None: never."""
+    one_tenant: bool = False
+    """All messages of one integration type are of one tenant, as those of an endpoint: nothing has to be shared among
+    tenants, which saves a query per type and claim."""
 
     def __post_init__(self) -> None:
         require("strategy", self.strategy in (None, "direct", "queued"), "'direct', 'queued' or None", self.strategy)

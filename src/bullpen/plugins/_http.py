@@ -122,6 +122,14 @@ class AddressGuard:
                 raise InvalidOption("allowed_networks", "networks such as '10.1.0.0/16'", network) from error
         return cls(tuple(parsed))
 
+    def allows_host(self, host: str) -> bool:
+        """False for an address that is written out and may not be called. A name is looked at when it is called."""
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return True
+        return self.allows(address)
+
     def allows(self, address: IpAddress) -> bool:
         """True for a public address, and for one that was allowed."""
         plain = _unwrap(address)

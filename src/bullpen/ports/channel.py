@@ -119,6 +119,8 @@ class NotTried:
 
     reason: str
     after_ms: int = 1_000
+    for_all: bool = False
+    """It is so for every message of this destination: none is claimed for it until then."""
 
 
 SendResult = Accepted | Refused | Unavailable | Unknown | NotTried

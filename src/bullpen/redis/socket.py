@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
+from bullpen._kernel.heap import give_back
 from bullpen.errors import ConnectionLost, OutOfMemory, ServerRefused
 from bullpen.redis.address import Command, Endpoint
 from bullpen.redis.discovery import ServerUnavailable
@@ -186,6 +187,8 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._awake_until, self._is_awake = 0.0, False
+        self._is_large = self._was_large = False
+        """Large payloads have come or gone since the last look for silence, or until then."""
         self._is_retired = False
         self.broken = False
         self.why_broken = ""
@@ -205,21 +208,28 @@ class Wire(asyncio.Protocol):
         gets, waiting = self._gets, self._waiting
         self._feed(data)
         try:
-            while (reply := gets()) is not NOT_YET:
+            reply = gets()
+            if reply is NOT_YET:
+                self._is_large = True  # a piece of one
+            while reply is not NOT_YET:
                 if not waiting:
                     self.close(f"{self.endpoint} answers what nobody asked: is it a Redis server?")
                     return
                 receiver = waiting.popleft()[0]
-                if receiver.done():
-                    continue
-                if type(reply) is ReplyError:
-                    receiver.set_exception(reply)
-                else:
-                    receiver.set_result(reply)
-                if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
-                    return
+                if not receiver.done():
+                    if type(reply) is ReplyError:
+                        receiver.set_exception(reply)
+                    else:
+                        receiver.set_result(reply)
+                    if self.broken:  # by whoever got that reply: all others have been told that theirs are lost
+                        return
+                reply = gets()
         except UNREADABLE as error:
             self.close(f"{self.endpoint} sends what is no reply: is it a Redis server? ({error})")
+
+    def pause_writing(self) -> None:
+        """More was written than the system takes at once."""
+        self._is_large = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(f"{self.endpoint}: {exc or 'closed by the server'}")
@@ -333,6 +343,9 @@ class Wire(asyncio.Protocol):
         elif self._is_retired and not self._waiting:
             self.close()
         elif not self.broken:
+            if self._was_large and not self._is_large:
+                give_back()
+            self._was_large, self._is_large = self._is_large, False
             self._ping_if_idle()
             self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
 

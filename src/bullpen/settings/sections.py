@@ -53,6 +53,7 @@ __all__ = [
     "CodecSettings",
     "DashboardSettings",
     "EmbeddedSettings",
+    "EndpointSettings",
     "EventSettings",
     "KafkaSettings",
     "LedgerSettings",
@@ -218,6 +219,31 @@ class WebhookSettings:
 
     timeout_ms: int = option(5_000, at_least(1), general="WEBHOOK_TIMEOUT_MS")
     """How long one call may take, from the name to the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSettings:
+    """Endpoints of tenants, to which `publish` sends. All processes should say the same."""
+
+    off_after_ms: int = option(432_000_000, at_least(0))
+    """An endpoint that has taken no delivery for so long, while some were tried, is switched off. 0: never."""
+    off_failures: int = option(10, at_least(1))
+    """Deliveries that must have failed in that time."""
+    overlap_ms: int = option(86_400_000, at_least(0))
+    """How long the old secret signs beside the new one after a rotation."""
+    most_per_tenant: int = option(100, at_least(1))
+    """Endpoints that one tenant may have: each event of it becomes so many messages at most."""
+    concurrency: int = option(5, at_least(1))
+    """Deliveries to one endpoint at the same time, per process."""
+    allow_http: bool = option(False)
+    """Addresses may begin with `http://`: what is sent can be read on the way."""
+    allowed_networks: str | None = option(None, WORDS)
+    """Networks of your own that endpoints may be in, with commas: `10.1.0.0/16`. Public addresses always may."""
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks, one by one."""
+        return tuple(part.strip() for part in (self.allowed_networks or "").split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from bullpen.settings.sections import (
     CodecSettings,
     DashboardSettings,
     EmbeddedSettings,
+    EndpointSettings,
     EventSettings,
     KafkaSettings,
     LedgerSettings,
@@ -57,6 +58,7 @@ class Settings:
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
+    endpoints: EndpointSettings = field(default_factory=EndpointSettings)
     smtp: SmtpSettings = field(default_factory=SmtpSettings)
     sms: SmsSettings = field(default_factory=SmsSettings)
     runs: RunSettings = field(default_factory=RunSettings)

@@ -39,8 +39,8 @@ SEALED: Final = b'{"bpcodec":{'
 """How sealed bytes begin. Part of the format: data that says the same with a space in it is plain data."""
 VERSION: Final = 1
 
-Kind = Literal["data", "result"]
-"""What is sealed. A return value does not open as the data of a job, nor the other way round."""
+Kind = Literal["data", "result", "endpoint"]
+"""What is sealed: data of a job, a return value, what an endpoint keeps secret. None opens as another."""
 
 _is_key_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}").fullmatch
 _SEGMENT: Final = r"[A-Za-z0-9=_-][A-Za-z0-9=._-]{0,199}"

@@ -21,7 +21,7 @@ from bullpen.wiring.running import Services, role_of
 if TYPE_CHECKING:  # each is loaded when it is first used: it needs an extra, or most commands need none of it
     from bullpen.messages import Messages
     from bullpen.ops.alerts import Watcher
-    from bullpen.outbox import EventRoutes, Outbox, Projector, ProjectorOptions, Route
+    from bullpen.outbox import Endpoints, EventRoutes, Outbox, Projector, ProjectorOptions, Route
     from bullpen.plugins.messaging import MessagingClient
     from bullpen.plugins.metrics import MessagingMetrics
     from bullpen.ports.dead_letters import DeadLetterStore
@@ -48,6 +48,7 @@ class AppFeatures:
         self.container = Container()
         self.workers: dict[str, Worker] = {}
         self.outbox: Outbox | None = None
+        self._endpoints: Endpoints | None = None
         self.messages: Messages | None = None
         self.runs: Runs | None = None
         self.watcher: Watcher | None = None
@@ -74,6 +75,7 @@ class AppFeatures:
 
     def use_outbox(self) -> Outbox:
         if self.outbox is None:
+            from bullpen.outbox.endpoints import ENDPOINTS
             from bullpen.wiring.outbox import OutboxService, make_outbox
 
             opened = self._resources
@@ -81,9 +83,20 @@ class AppFeatures:
             self.outbox = make_outbox(opened.settings, opened.ledger, connection, opened.prefix, opened.codec)
             for name, route in self._alert_routes().items():
                 self.outbox.route(name, route)
+            # Always: a process that dispatches must not take the messages of endpoints for misspelt ones.
+            self.outbox.route(ENDPOINTS, self.endpoints.route)
             self.observing.add(self.outbox.metrics)
             self.services.add(OutboxService(self.outbox, opened.prepare))
         return self.outbox
+
+    @property
+    def endpoints(self) -> Endpoints:
+        if self._endpoints is None:
+            from bullpen.wiring.endpoints import make_endpoints
+
+            opened = self._resources
+            self._endpoints = make_endpoints(opened.settings, opened.ledger, opened.codec)
+        return self._endpoints
 
     def _alert_routes(self) -> dict[str, Route]:
         settings = self._resources.settings
@@ -269,6 +282,8 @@ class AppFeatures:
         await self.observing.aclose()
         if self.outbox is not None:
             await self.outbox.aclose()
+        if self._endpoints is not None:
+            await self._endpoints.aclose()
         if self.messages is not None:
             await self.messages.aclose()
         if self.runs is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 
 from bullpen._kernel import json, telemetry
 from bullpen._kernel.logs import get_logger
-from bullpen._kernel.outcome import Completed, Failed, Outcome, Retry
+from bullpen._kernel.outcome import Completed, Delayed, Failed, Outcome, Retry, Waiting, WaitingChildren
 from bullpen.errors import InvalidOption, JobLockLost
 from bullpen.queue.job import Job
 from bullpen.queue.job_logs import JobLogs
@@ -30,6 +30,13 @@ WorkerEvent = JobEvent | OwnEvent
 _OWN: Final[frozenset[str]] = frozenset(get_args(OwnEvent))
 _EVENTS: Final[frozenset[str]] = _OWN.union(get_args(JobEvent))
 Callback = TypeVar("Callback", bound=Callable[..., Any])
+
+
+_PLACES: Final[dict[type[Outcome], str]] = {
+    Delayed: "delayed",
+    Waiting: "waiting",
+    WaitingChildren: "waiting-children",
+}
 
 
 class Reports:
@@ -99,7 +106,7 @@ class Reports:
                     self.tell("retrying", job, reason, delay_ms)
             case _:
                 self._logs.ended(job, "was returned to its queue")
-                self.tell("returned", job)
+                self.tell("returned", job, returned_to=_PLACES.get(type(outcome)))
 
     def tell_lock_lost(self, job: Job, error: JobLockLost) -> None:
         self._logs.lock_lost(job, error)
@@ -121,7 +128,8 @@ class Reports:
         """Its outcome was refused, which was told as an error."""
         self._logs.ended(job, "ended without an outcome")
 
-    def tell(self, event: WorkerEvent, *details: Any) -> None:
+    def tell(self, event: WorkerEvent, *details: Any, returned_to: str | None = None) -> None:
+        """`returned_to`: a state, for telemetry alone."""
         if telemetry.is_enabled():
             subject = details[0] if details else None
             telemetry.emit(
@@ -130,6 +138,7 @@ class Reports:
                 worker=self._worker,
                 job_id=subject.id if isinstance(subject, Job) else subject if isinstance(subject, str) else None,
                 details=details,
+                **({} if returned_to is None else {"returned_to": returned_to}),
             )
         for callback, is_once in tuple(self._callbacks.get(event, ())):
             if is_once:

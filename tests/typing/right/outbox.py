@@ -27,6 +27,7 @@ from bullpen.channels import (
 from bullpen.outbox import (
     Breaker,
     DispatcherOptions,
+    EndpointRate,
     Enqueued,
     EventRoutes,
     IntegrationMessage,
@@ -173,3 +174,13 @@ async def events(ledger: Ledger) -> None:
 
 def projected(routes: EventRoutes) -> None:
     app.projector(routes, name="orders")
+
+
+async def endpoints_of_customers(outbox: Outbox, session: object) -> str:
+    made = await app.endpoints.create(
+        "acme", "https://x.example", by="ada", events=["order.*"], rate=EndpointRate(5), headers={"x-a": "b"}
+    )
+    await app.endpoints.update("acme", made.endpoint.id, by="ada", rate=None)
+    stored = await outbox.publish(session, tenant_id="acme", event_type="order.paid.v1", payload={}, event_id="e")
+    blocking = outbox.publish_sync(session, tenant_id="acme", event_type="order.paid.v1", max_attempts=3)
+    return made.secret if stored or blocking else made.endpoint.state.value

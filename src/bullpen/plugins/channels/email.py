@@ -20,8 +20,8 @@ from email.utils import format_datetime, parseaddr
 from typing import Any, Final, Literal, TypedDict
 
 from bullpen._kernel.duration import check_int
-from bullpen.errors import MissingExtra, require
-from bullpen.plugins.channels._templates import FieldMissing, FieldTemplate, for_header, for_html
+from bullpen._kernel.templates import Template, one_header
+from bullpen.errors import MissingExtra, MissingValue, require
 from bullpen.ports.channel import (
     Accepted,
     ChannelHealth,
@@ -51,13 +51,13 @@ _LOGIN_CODES: Final = frozenset({530, 534, 535, 538})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailTemplate:
-    """How the mail of an event type is written: `EmailTemplate(subject="Order $order.id", text="Dear $name, …")`."""
+    """How the mail of an event type is written: `EmailTemplate(subject="Order {order.id}", text="Dear {name}, …")`."""
 
     subject: str
     text: str
     html: str | None = None
     """Values are escaped; the text of the template itself is taken as it is."""
-    to: str = "$to"
+    to: str = "{to}"
 
 
 class EmailArguments(TypedDict, total=False):
@@ -116,7 +116,7 @@ class Email:
         try:
             to, mail = self._write(message)
             content = _serialised(mail)
-        except (FieldMissing, ValueError) as error:
+        except (MissingValue, ValueError) as error:
             return Refused(str(error), "BAD_PAYLOAD")
         client = self._client(message.limit_ms(self._timeout_ms))
         is_leaving = False
@@ -175,7 +175,7 @@ class Email:
             raise ValueError("`to` must be one plain mail address")
         mail = EmailMessage(policy=policy.SMTP)
         mail["From"], mail["To"] = self._sender, to
-        mail["Subject"] = for_header(str(fields["subject"]))
+        mail["Subject"] = one_header(str(fields["subject"]))
         mail["Date"] = format_datetime(datetime.fromtimestamp(message.created_ms / 1000, UTC))
         mail["Message-ID"] = f"<{_digest(message)}@{self._from_address.partition('@')[2]}>"
         ids = {
@@ -186,7 +186,7 @@ class Email:
         }
         for name, value in ids.items():
             if value:
-                mail[name] = for_header(value)
+                mail[name] = one_header(value)
         mail.set_content(str(fields["text"]))
         if fields.get("html") is not None:
             mail.add_alternative(str(fields["html"]), subtype="html")
@@ -196,14 +196,14 @@ class Email:
 class _Compiled:
     def __init__(self, template: EmailTemplate) -> None:
         self._parts = {
-            "to": FieldTemplate(template.to),
-            "subject": FieldTemplate(template.subject, for_header),
-            "text": FieldTemplate(template.text),
-            **({} if template.html is None else {"html": FieldTemplate(template.html, for_html)}),
+            "to": Template(template.to, values="payload"),
+            "subject": Template(template.subject, form="line", values="payload"),
+            "text": Template(template.text, values="payload"),
+            **({} if template.html is None else {"html": Template(template.html, form="html", values="payload")}),
         }
 
     def fill(self, payload: Any) -> dict[str, Any]:
-        return {name: template.fill(payload) for name, template in self._parts.items()}
+        return {name: template.render(payload) for name, template in self._parts.items()}
 
 
 def _digest(message: Message) -> str:

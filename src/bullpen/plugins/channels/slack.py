@@ -14,6 +14,8 @@ from typing import Any, Final, TypedDict
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
+from bullpen._kernel.templates import Template
+from bullpen.errors import MissingValue
 from bullpen.plugins._http import (
     AddressGuard,
     AddressRefused,
@@ -24,7 +26,6 @@ from bullpen.plugins._http import (
     hide_path,
 )
 from bullpen.plugins.channels._answers import read_answer, read_failure
-from bullpen.plugins.channels._templates import FieldMissing, FieldTemplate, for_slack
 from bullpen.ports.channel import ChannelHealth, Message, Refused, SendResult, WhenUnknown
 
 __all__ = ["Slack", "SlackArguments"]
@@ -60,7 +61,9 @@ class Slack:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._url = check_url(url, allow_http=allow_http)
-        self._templates = {name: FieldTemplate(text, for_slack) for name, text in (templates or {}).items()}
+        self._templates = {
+            name: Template(text, form="slack", values="payload") for name, text in (templates or {}).items()
+        }
         self._timeout_ms = check_int("timeout_ms", timeout_ms, minimum=1)
         self.when_unknown = WhenUnknown(when_unknown)
         """Slack knows no idempotency key: after a lost answer a post may appear twice. `park` leaves it to a person."""
@@ -73,7 +76,7 @@ class Slack:
     async def send(self, message: Message) -> SendResult:
         try:
             content = self._content(message)
-        except (FieldMissing, ValueError) as error:
+        except (MissingValue, ValueError) as error:
             return Refused(str(error), "BAD_PAYLOAD")
         try:
             answer = await self._client.post(
@@ -98,7 +101,7 @@ class Slack:
     def _content(self, message: Message) -> dict[str, Any]:
         template, payload = self._templates.get(message.event_type), message.payload
         if template is not None:
-            content: dict[str, Any] = {"text": template.fill(payload)}
+            content: dict[str, Any] = {"text": template.render(payload)}
         elif isinstance(payload, dict):
             content = {name: payload[name] for name in ("text", "blocks") if name in payload}
         else:

@@ -20,7 +20,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from bullpen._kernel.duration import check_int, is_text
-from bullpen.errors import require
+from bullpen._kernel.templates import Template
+from bullpen.errors import MissingValue, require
 from bullpen.plugins._http import (
     AddressGuard,
     AddressRefused,
@@ -31,7 +32,6 @@ from bullpen.plugins._http import (
     hide_path,
 )
 from bullpen.plugins.channels._answers import read_answer, read_failure
-from bullpen.plugins.channels._templates import FieldMissing, FieldTemplate
 from bullpen.ports.channel import Accepted, ChannelHealth, Message, Refused, SendResult, Unavailable, WhenUnknown
 
 __all__ = ["Sms", "SmsArguments"]
@@ -88,7 +88,7 @@ class Sms:
             require(name, is_text(value), "text", "***")
         self._login = base64.b64encode(f"{account}:{token}".encode()).decode()
         self._sender = sender
-        self._templates = {name: FieldTemplate(text) for name, text in (templates or {}).items()}
+        self._templates = {name: Template(text, values="payload") for name, text in (templates or {}).items()}
         self._look_up = look_up
         default = WhenUnknown.PARK if look_up is None else WhenUnknown.LOOK_UP
         self.when_unknown = default if when_unknown is None else WhenUnknown(when_unknown)
@@ -104,7 +104,7 @@ class Sms:
     async def send(self, message: Message) -> SendResult:
         try:
             to, text = self._content(message)
-        except (FieldMissing, ValueError) as error:
+        except (MissingValue, ValueError) as error:
             return Refused(str(error), "BAD_PAYLOAD")
         try:
             answer = await self._client.post(
@@ -148,7 +148,7 @@ class Sms:
         if not isinstance(to, str) or self.why_not(to) is not None:
             raise ValueError(f"`to` must be {_NUMBER}")
         template = self._templates.get(message.event_type)
-        text = payload.get("text") if template is None else template.fill(payload)
+        text = payload.get("text") if template is None else template.render(payload)
         if not isinstance(text, str) or not text.strip():
             raise ValueError("the payload needs `text`, or its event type a template")
         if len(text) > _MOST_TEXT:

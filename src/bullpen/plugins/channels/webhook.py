@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypedDict
+from urllib.parse import urlsplit
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
@@ -108,7 +109,8 @@ class Webhook:
         require("body", body in ("event", "payload"), "'event' or 'payload'", body)
         self._body = body
         self._now = now
-        self._client = HttpClient(AddressGuard.allowing(allowed_networks), tls=tls)
+        self._guard = AddressGuard.allowing(allowed_networks)
+        self._client = HttpClient(self._guard, tls=tls)
 
     def __repr__(self) -> str:
         return f"Webhook({hide_path(self._url)!r})"
@@ -125,6 +127,11 @@ class Webhook:
         except (AddressRefused, HttpFailed) as error:
             return read_failure(error)
         return read_answer(answer, now=self._now())
+
+    def why_not(self, url: str) -> str | None:
+        """Why an address can never be called; None: it may be. Asks nobody, so it knows no names."""
+        allowed = self._guard.allows_host(urlsplit(url).hostname or "")
+        return None if allowed else "an address that is public, or in one of the allowed networks"
 
     async def check(self) -> ChannelHealth:
         """Nothing can be said about a target without sending it something."""
