@@ -246,7 +246,7 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
     from bullpen.ledger.endpoint_records import type_label
 
     now = await _now(ledger)
-    # What a customer's endpoint did not take is no fault of the service's: that has a sign of its own.
+    # What a customer's endpoint did not take is no fault of the service's: that has a symptom of its own.
     stats = await ledger.outbox.stats()
     dead = sum(count for name, status, count, _ in stats if status is OutboxStatus.DEAD and type_label(name) == name)
     if limits.dead_letters and dead >= limits.dead_letters:

@@ -77,6 +77,11 @@ _TABLE = (
         keys=("call",),
         args=("base", "call_number", "call_ttl_ms", "clock_and_version", "name", "opts", "place"),
     ),
+    Script(
+        "add_history",
+        keys=("minutes", "quarters", "hours"),
+        args=("minute_slot", "minute_ttl_s", "quarter_slot", "quarter_ttl_s", "hour_slot", "hour_ttl_s", "most_names"),
+    ),
     Script("add_flow", keys=("call",), args=("call_number", "call_ttl_ms", "clock_and_version")),
     Script("leave_parent", keys=("job",), args=("clock_offset",)),
     Script(
