@@ -93,8 +93,11 @@ async def test_each_final_failure_is_one_event_that_says_whose_it_is(app: Bullpe
         assert error["type"] == "ValueError"
         assert "hunter2" not in str(event)
         assert event["tags"] == {
-            "queue": "orders", "job.name": "charge", "job.id": event["extra"]["jobId"],
-            "job.cause": "exhausted", "tenant": "acme",
+            "queue": "orders",
+            "job.name": "charge",
+            "job.id": event["extra"]["jobId"],
+            "job.cause": "exhausted",
+            "tenant": "acme",
         }
         assert event["contexts"]["job"]["attempt"] == 2
         assert event["fingerprint"] == ["orders/charge", "{{ default }}"]
