@@ -676,6 +676,7 @@ class Bullpen:
         if self.tasks and (keeper := self._tasks.schedules) not in self.services:
             self.add(keeper)
         self._services.keep_only(only)
+        self._features.record(self.services)
         return self.services
 
     async def leave_loop(self) -> None:

@@ -23,7 +23,7 @@ DOORS = {
     "hiredis": ("bullpen.redis.socket",),
     "httpcore2": ("bullpen.plugins._http",),
     "kurrentdbclient": ("bullpen.plugins.sources.kurrent",),
-    "opentelemetry": ("bullpen.ops.tracing",),
+    "opentelemetry": ("bullpen.ops.meter", "bullpen.ops.tracing"),
     "prometheus_client": ("bullpen.ops.metrics",),
     "psycopg": ("bullpen.ledger",),
     "redis": (),

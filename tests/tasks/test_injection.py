@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -21,6 +22,7 @@ from bullpen import (
     JobFailed,
     NotConfigured,
     Queue,
+    RateLimit,
     Worker,
 )
 from tests.tasks import injected_module
@@ -426,3 +428,37 @@ async def test_child_processes_find_what_is_asked_for(queue: str, handler: Calla
 
     assert first[1] == second[1] == 1
     assert os.getpid() not in (first[0], second[0])
+
+
+# ---- batches ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    number: int
+
+
+async def test_tasks_of_lists_ask_too_once_per_batch(app: Bullpen, told: list[str]) -> None:
+    @app.provide(scope="job")
+    def cursor(pool: Pool) -> Iterator[Cursor]:
+        yield Cursor(pool)
+
+    @app.task("rows", batch=BatchOptions(size=10))
+    async def store(rows: list[Row], pool: Pool = Depends()) -> list[str]:
+        return [f"{row.number} in {type(pool).__name__}" for row in rows]
+
+    @app.task("lines", batch=BatchOptions(size=10))
+    def store_plainly(rows: list[Row], cursor: Cursor = Depends()) -> list[bool]:
+        return [cursor.thread == threading.get_ident() for row in rows]
+
+    async with running(app):
+        assert await (await store.add(Row(7))).result(timeout=PATIENCE) == "7 in Pool"
+        assert await (await store_plainly.add(Row(7))).result(timeout=PATIENCE) is True
+    assert store.call(Row(7)).data == {"number": 7}
+
+
+@pytest.mark.parametrize("option", [{"timeout": 5}, {"rate_limit": RateLimit(1, 1)}])
+def test_options_of_one_run_are_refused_where_runs_start_together(app: Bullpen, option: dict[str, Any]) -> None:
+    name = next(iter(option))
+    with pytest.raises(InvalidOption, match=f"{name}: expected none with batch"):
+        app.task("rows", batch=BatchOptions(size=10), **option)

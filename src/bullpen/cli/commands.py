@@ -34,6 +34,7 @@ _ROOT: Final = Group(
         "dashboard": LazyCommand("dashboard:dashboard", "Serve the web dashboard.", False),
         "exporter": LazyCommand("exporter:exporter", "Serve metrics for Prometheus.", False),
         "top": LazyCommand("top:top", "Watch all queues.", False),
+        "mark": LazyCommand("mark:mark", "Set a mark in the charts of the dashboard: a deploy.", False),
         "queues": LazyCommand("queues:app", "List, pause and limit queues; delete the jobs of one state."),
         "jobs": LazyCommand("jobs:app", "List, add, change, retry, cancel and remove jobs."),
         "workers": LazyCommand("workers:app", "List connected workers."),

@@ -207,7 +207,7 @@ class Task(Generic[P, R]):
         _check_options(given)  # a mistake is told where the task stands, not where it is first added
         _check_unique(unique, unique_key, given)
         require("rate_limit", rate_limit is None or isinstance(rate_limit, RateLimit), "a RateLimit", rate_limit)
-        self._unique, self._unique_key, self._rate_limit = unique, unique_key, rate_limit
+        self._unique, self._unique_key, self.rate_limit = unique, unique_key, rate_limit
         self._options = cast("StoredJobArguments", given)
         self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
@@ -473,9 +473,8 @@ class Task(Generic[P, R]):
 
     async def take_turn(self) -> None:
         """Raises DelayJob when this task has started as often as it may for now."""
-        limit = self._rate_limit
-        if limit is None:
-            return
+        limit = self.rate_limit
+        assert limit is not None
         wait_ms = await self._open_queue().take_turn(
             f"task {self.name}"[:120], most=limit.max, duration=limit.duration_ms
         )
@@ -559,7 +558,8 @@ class TaskSet:
 
     async def __call__(self, job: Job) -> Any:
         task, scope = self._find(job.name), current_scope.get()
-        await task.take_turn()
+        if task.rate_limit is not None:
+            await task.take_turn()
         results = await _results_for(job) if b"bpmeta" in job.record.raw_opts else None
         if task.is_async:
             found = {} if scope is None else await scope.values(task.needs)

@@ -7,7 +7,7 @@ one), running them (`running`), showing them (`observing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -60,6 +60,7 @@ class AppFeatures:
         self._workflows: Workflows | None = None
         self._messaging_metrics: MessagingMetrics | None = None
         self._workflow_metrics: WorkflowMetrics | None = None
+        self._records = False
 
     # ---- using them ---------------------------------------------------------------------------------------------
 
@@ -211,6 +212,16 @@ class AppFeatures:
 
             self._messaging_metrics = MessagingMetrics(self._messaging_clients)
             self.observing.add_listening(self._messaging_metrics)
+
+    def record(self, services: Sequence[Service]) -> None:
+        """Keep the history of the workers among these services, and tell what they do."""
+        workers = [worker for worker in self.workers.values() if worker in services]
+        if self._records or not workers or not self._resources.settings.dashboard.history:
+            return
+        from bullpen.ops.recorder import Recorder
+
+        self._records = True
+        self.services.add(Recorder(lambda: workers))
 
     # ---- what of them is here -----------------------------------------------------------------------------------
 
