@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError
 from bullpen.ops.alert_options import SymptomLimits
+from bullpen.ops.facts import QueueFacts
 from bullpen.ops.overview import QueueSnapshot
 from bullpen.ops.status import counted, duration_text
 from bullpen.ports.dead_letters import DeadLetterStore
@@ -170,7 +171,7 @@ async def dead_letter_symptoms(stores: Iterable[DeadLetterStore], limits: Sympto
     ]
 
 
-async def signs_of_queue(queue: Queue, limits: SymptomLimits) -> AsyncIterator[Symptom]:
+async def signs_of_queue(queue: Queue | QueueFacts, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     """Signs of one queue, or of one dead-letter queue."""
     counts = await queue.counts()
     if queue.name.endswith(DEAD_SUFFIX):

@@ -20,7 +20,7 @@ import hiredis
 
 from bullpen._kernel.heap import give_back
 from bullpen.errors import ConnectionLost, OutOfMemory, ServerRefused
-from bullpen.redis.address import Command, Endpoint
+from bullpen.redis.address import Command, NodeAddress
 from bullpen.redis.discovery import ServerUnavailable
 
 NOT_YET: Final = object()
@@ -172,7 +172,7 @@ class Wire(asyncio.Protocol):
     wire."""
 
     def __init__(
-        self, endpoint: Endpoint, *, ping_every_s: float | None = None, ping_within_s: float = math.inf
+        self, endpoint: NodeAddress, *, ping_every_s: float | None = None, ping_within_s: float = math.inf
     ) -> None:
         """`ping_every_s`: a wire on which nothing is under way is used so often, and broken when the answer does not
         come `ping_within_s`. None: never."""

@@ -30,16 +30,17 @@ from bullpen.wire.cancels import CancelRequest
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import resolve
 from bullpen.worker import keepalive
-from bullpen.worker.driver import Driver, Parts
+from bullpen.worker.driver import Parts, PumpDriver
 from bullpen.worker.exchange import Exchange
 from bullpen.worker.handlers import Runner
 from bullpen.worker.options import WorkerOptions
 from bullpen.worker.reports import Reports
-from bullpen.worker.runs import Runs
+from bullpen.worker.runs import JobRuns
 from bullpen.worker.scheduler import Schedulers
 from bullpen.worker.sealed import SealedRuns, Unopened
-from bullpen.worker.settling import Settling
+from bullpen.worker.settling import JobSettling
 from bullpen.worker.suspects import Suspects
+from bullpen.worker.tally import Tally
 
 logger = get_logger("bullpen.worker")
 
@@ -62,6 +63,8 @@ class Setup:
     dead_letters: DeadLetterWriter | None
     reports: Reports
     runner: Runner
+    tally: Tally | None = None
+    """Counts what its jobs do, where somebody keeps the history."""
 
 
 def dead_letter_writer(keys: QueueKeys, connection: Connection, policy: RetryPolicy) -> DeadLetterWriter | None:
@@ -74,7 +77,7 @@ def dead_letter_writer(keys: QueueKeys, connection: Connection, policy: RetryPol
     return DeadLetterWriter(keys, entries, connection.clock, with_cancelled=policy.dead_letters.cancelled)
 
 
-class Engine:
+class WorkerEngine:
     """From start to end, once, on one loop."""
 
     def __init__(self, setup: Setup, concurrency: int, on_bug: Callable[[BaseException], None]) -> None:
@@ -92,17 +95,18 @@ class Engine:
         schedulers = Schedulers(
             self.actions, keys, zone=options.scheduler_zone, clock_offset_ms=options.clock_offset_ms
         )
-        self.runs = Runs(
+        self.runs = JobRuns(
             *(keys.name, setup.name, options, setup.policy, self._reports, run, suspects, schedulers),
             opens_sealed=sealer is not None,
             survives_jobs=setup.runner.survives_jobs,
         )
-        self._settling = Settling(
+        self._settling = JobSettling(
             *(keys, options.lock_ms, self.actions, self.door, setup.dead_letters, self._reports, self.runs),
             on_end=setup.runner.on_end,
+            tally=setup.tally,
         )
         read_door = Door(connection, client_name(keys.prefix, keys.name, setup.name), key=keys.base)
-        self.driver = Driver(
+        self.driver = PumpDriver(
             Parts(
                 *(self.door, read_door, keys, connection.clock, self.actions),
                 *(self._new_exchange, self.runs, self._settling, self._reports, setup.runner.batches),
@@ -141,6 +145,11 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         return self._keepalive.is_working_for(self._held)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long its loop has not answered; 0 when it does."""
+        return self._held.lag_s
 
     def _new_exchange(self) -> Exchange:
         setup, options = self._setup, self._setup.options

@@ -23,7 +23,7 @@ from bullpen._kernel import telemetry
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import ConnectionLost, ServerRefused
 from bullpen.queue.job import Job
-from bullpen.redis.address import Endpoint
+from bullpen.redis.address import NodeAddress
 from bullpen.redis.blocking import BlockingWire, find, open_wire
 from bullpen.redis.client import Connection, probe_key
 from bullpen.redis.discovery import ServerUnavailable
@@ -111,9 +111,9 @@ class Keepalive:
         self._changed = threading.Condition()
         self._held: list[Held] = []
         self._busy: Held | None = None
-        self._homes: dict[object, Endpoint] = {}
+        self._homes: dict[object, NodeAddress] = {}
         """Which server holds a queue: on a cluster, those of one node share a wire."""
-        self._wires: dict[Endpoint, BlockingWire] = {}
+        self._wires: dict[NodeAddress, BlockingWire] = {}
         self._faulty: set[object] = set()
         self._told: set[object] = set()
         """Faulty for another reason than a lost connection, which is told for all connections together."""
