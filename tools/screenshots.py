@@ -30,13 +30,21 @@ from bullpen.ledger import OutboxItem, OutboxStatus
 from bullpen.ledger.messages import SqlMessages
 from bullpen.ledger.records import Died, Retried, Sent, Settlement
 from bullpen.messages import Messages, Recipient
+from bullpen.ops.alerts import Seen, Watcher
+from bullpen.ops.marks import add_mark
 from bullpen.ops.pauses import pause_queue
+from bullpen.ops.recorder import Recorder
+from bullpen.ops.symptoms import RULES, Symptom
+from bullpen.ops.views.queues import OPERATIONS
 from bullpen.plugins.transports.memory import MemoryBroker, MemoryClient
 from bullpen.ports.channel import ChannelHealth
+from bullpen.ports.source import SourceEvent
 from bullpen.queue.flows import Flow
+from bullpen.queue.history import DONE, FAILED, RETRIED, RUN, SAMPLED, WAIT, add_history, bucket_of
 from bullpen.runs import RunPayload, Runs
 from bullpen.settings import DashboardSettings, Settings
 from bullpen.testing import RedisServer
+from bullpen.wire.keys import QueueKeys
 from bullpen.workflow import BullMQ, BullMQEvent, Definition, SqlEntities, States, Transition
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -53,6 +61,8 @@ PAGES: Final = {
     "queue-failed": "/queues/invoices?state=failed",
     "queue-active": "/queues/images?state=active",
     "job": "/queues/invoices/jobs/late",
+    "job-edit": "/queues/invoices/jobs/41/edit",
+    "job-test": "/queues/invoices/jobs/late/test",
     "job-active": "/queues/images/jobs/thumb-1",
     "limits": "/queues/images/limits",
     "add": "/queues/emails/add",
@@ -69,6 +79,14 @@ PAGES: Final = {
     "destinations": "/destinations",
     "destination": "/destinations/webhook:partnerX",
     "switch-off": "/destinations/email/act/disable",
+    "unknown": "/outbox/{unknown}",
+    "decide": "/outbox/{unknown}/act/again",
+    "replay": "/destinations/email/rows/replay",
+    "send-test": "/destinations/email/test",
+    "parked": "/parked",
+    "parked-event": "/parked/{parked}",
+    "parked-skip": "/parked/{parked}/act/skip",
+    "silence": "/health/incidents/dead_letters/invoices-dlq/silence",
     "chain": "/chains/c-9921",
     "workflows": "/workflows",
     "workflow": "/workflows/order",
@@ -80,7 +98,12 @@ PAGES: Final = {
     "message": "/messages/{message}",
     "calendar": "/messages/calendar",
     "schedules": "/schedules",
+    "schedule": "/queues/reports/schedules/payment%2Fs-reminder",
+    "schedule-edit": "/queues/reports/schedules/nightly/edit",
     "workers": "/workers",
+    "charts": "/charts?range=24h",
+    "chart": "/charts?queue=invoices&range=24h",
+    "mark": "/charts/mark",
     "live": "/live",
     "operations": "/operations",
     "health": "/health",
@@ -133,12 +156,37 @@ async def shop(app: Bullpen, url: str) -> AsyncIterator[None]:
     for number in range(1, 9):
         await queues["images"].add("thumbnail", {"picture": number}, job_id=f"thumb-{number}")
     await queues["images"].set_global_concurrency(3)
-    async with Worker("images", paint, connection=url, concurrency=4, name="web-2") as worker:
+    await _past(app)
+    images = Worker("images", paint, connection=url, concurrency=4, name="web-2")
+    recorder = Recorder(lambda: [images])
+    async with images as worker:
         task = asyncio.create_task(worker.run(signals=False))
         await running.wait()
+        telling = asyncio.create_task(recorder.run())
         yield
         await worker.close(0)
-        await task
+        await recorder.close()
+        await asyncio.gather(task, telling)
+
+
+async def _past(app: Bullpen) -> None:
+    """A day of invoices and mails, with a deploy after which the partner failed."""
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    marks = QueueKeys(app.prefix, OPERATIONS)
+    await add_mark(app.connection, marks, "version 2.1", "ci")
+    for queue, busy in (("invoices", 40), ("emails", 90), ("images", 12)):
+        for step in range(96):
+            at_ms = now_ms - step * 900_000
+            hour = at_ms // 3_600_000 % 24
+            done = busy * (2 + abs(hour - 12)) + (step * 37) % (busy // 2)
+            failed = done // 6 if queue == "invoices" and step < 14 else step % 5 // 4
+            slow = 12 if queue == "invoices" and step < 14 else 1
+            counts = {DONE: done, FAILED: failed, RETRIED: 2 * failed, SAMPLED: 40}
+            for number, ms in enumerate((4, 6, 9, 14, 22, 60, 180)):
+                counts[WAIT + bucket_of(ms + step % 7)] = 20 - 2 * number
+                counts[RUN + bucket_of((ms + 30 + step % 11) * slow)] = 20 - 2 * number
+            names = {"": counts, "send": {**counts, DONE: done // 3}, "create": {**counts, DONE: done * 2 // 3}}
+            await add_history(app.connection, QueueKeys(app.prefix, queue), names, at_ms)
 
 
 async def _fail(queue: Queue, url: str) -> None:
@@ -227,9 +275,29 @@ async def fill_ledger(app: Bullpen) -> None:
             late = Retried("HTTP 503 from partner 9: try again later", "UNAVAILABLE", 3_600_000)
             outcome = late if number % 4 else Died("HTTP 401 from partner 9: key expired", "REJECTED")
         await deliver(app, kind, outcome, number, "c-9921" if number in (0, 1) else f"c-{number}")
+    lost = Died("the connection ended before the answer", "UNKNOWN_OUTCOME")
+    await deliver(app, "email", lost, 60, "c-60")
     await app.ledger.outbox.enqueue_many([item("webhook:partnerX", number, f"c-{number}") for number in range(30, 52)])
     await app.ledger.destinations.trip("webhook:partnerX", pause_ms=600_000, longest_ms=600_000)
     await app.ledger.destinations.disable("sms", by="bo", reason="contract ended")
+    event = SourceEvent(
+        id="0f6c",
+        stream="order-83101",
+        type="order.refunded",
+        version=4,
+        position=1_204,
+        recorded_at=datetime.now(UTC),
+        data_bytes=b'{"order": 83101, "amount": 12, "token": "sk_live_1"}',
+        metadata_bytes=b"{}",
+    )
+    async with app.ledger.database.transaction_without_tenant() as connection:
+        await app.ledger.parked.park(connection, "default", event, "KeyError: 'vat'", tries=3)
+    failed = Symptom("dead_letters", "invoices-dlq", 11, "11 dead letters need attention", "bullpen dead-letters list")
+
+    async def look() -> Seen:
+        return Seen([failed], frozenset(rule.source for rule in RULES.values()))
+
+    await Watcher(app.ledger, look, []).watch()
     runs = Runs(app.ledger, app.connection, prefix=app.prefix)
     for number in range(3):
         payload = RunPayload(
@@ -297,7 +365,9 @@ async def addresses(app: Bullpen) -> dict[str, str]:
     (row,) = await app.ledger.outbox.find(status=OutboxStatus.FAILED, limit=1)
     (message,) = await SqlMessages(app.ledger.database).find(limit=1)
     (run,) = await app.ledger.runs.find(limit=1)
-    return {"row": row.id, "message": message.id, "run": run.id}
+    (unknown,) = await app.ledger.outbox.find(error_code="UNKNOWN_OUTCOME", limit=1)
+    (parked,) = await app.ledger.parked.find(limit=1)
+    return {"row": row.id, "message": message.id, "run": run.id, "unknown": unknown.id, "parked": str(parked.id)}
 
 
 @asynccontextmanager

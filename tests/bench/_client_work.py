@@ -22,6 +22,7 @@ from bullpen.queue import Job, NewJob, Queue
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.redis import spin as _watch
 from bullpen.worker import Worker
+from bullpen.worker.tally import Tally
 
 JOBS = 400
 SLOTS = 10
@@ -85,6 +86,10 @@ async def main(url: str) -> dict[str, float]:
 
         one_by_one = await _least(add, JOBS, counted)
         drained = await _drain(url, "work", 4 * JOBS, counted)
+        recorded = []
+        for budget in (0, 4 * JOBS):
+            await queue.add_many([("bench", DATA)] * (4 * JOBS))
+            recorded.append(await _drain(url, "work", 4 * JOBS, counted, tally=Tally(budget)))
     async with Queue("failing", connection=url, attempts=1) as queue:
         await queue.add_many([("bench", DATA)] * JOBS)
         failed = await _drain(url, "failing", JOBS, counted, fails=True)
@@ -95,6 +100,8 @@ async def main(url: str) -> dict[str, float]:
         "in_flight_own": in_flight_own,
         "one_by_one": one_by_one,
         "drain": drained,
+        "drain_recorded": recorded[0],
+        "drain_looked_at": recorded[1],
         "failure": failed,
         "ask": asked,
         "page_faults": faults,
@@ -143,7 +150,9 @@ async def _least(action: Callable[[], Awaitable[None]], times: int, counted: Ins
     return min(counts)
 
 
-async def _drain(url: str, queue: str, jobs: int, counted: Instructions, *, fails: bool = False) -> float:
+async def _drain(
+    url: str, queue: str, jobs: int, counted: Instructions, *, fails: bool = False, tally: Tally | None = None
+) -> float:
     left, done = jobs, asyncio.Event()
     warm_at = jobs - 10 * SLOTS
 
@@ -159,6 +168,7 @@ async def _drain(url: str, queue: str, jobs: int, counted: Instructions, *, fail
             raise RuntimeError("as told")
 
     worker = Worker(queue, handle, connection=url, concurrency=SLOTS)
+    worker.tally = tally
     await worker.start()
     await done.wait()
     await worker.close()

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bullpen.queue.beats import BEAT_EVERY_S
 from bullpen.testing import RedisServer
+from bullpen.worker.tally import BUDGET
 
 # Recorded with Python 3.11; 3.12 and 3.13 need up to a tenth fewer. A change that needs more must be worth it, and one
 # that needs fewer lowers the number, so that it stays saved. Half of a failure is its log line, scrubbed. Only our own
@@ -52,6 +54,16 @@ def instructions(redis_server: RedisServer) -> dict[str, float]:
 def test_a_job_needs_no_more_instructions_than_recorded(instructions: dict[str, float], what: str) -> None:
     """Speed is lost by small steps that no timing shows."""
     assert RECORDED[what] * LEAST <= instructions[what] <= RECORDED[what] * MOST
+
+
+@pytest.mark.requirement("D-78")
+def test_the_history_costs_at_most_one_instruction_in_a_hundred(instructions: dict[str, float]) -> None:
+    """At full load the times of few jobs are looked at: so many between two beats, however many there are."""
+    drain, at_full_load = instructions["drain"], 5_000.0
+
+    assert instructions["drain_recorded"] <= drain * 1.01
+    looking = (instructions["drain_looked_at"] - instructions["drain_recorded"]) * BUDGET
+    assert looking <= drain * at_full_load * BEAT_EVERY_S * 0.01
 
 
 def test_reading_replies_gets_no_memory_from_the_system(instructions: dict[str, float]) -> None:

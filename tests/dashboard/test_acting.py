@@ -39,6 +39,7 @@ async def test_every_action_says_what_it_does() -> None:
 
 
 @pytest.mark.requirement("X-41")
+@pytest.mark.requirement("D-92")
 async def test_a_page_and_a_command_leave_the_same_entry(redis_url: str, queue_name: str, tmp_path: Path) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {}, delay=60_000, job_id="a")
@@ -64,6 +65,7 @@ async def test_a_page_and_a_command_leave_the_same_entry(redis_url: str, queue_n
         assert (await queue.counts()).waiting == 2
 
 
+@pytest.mark.requirement("D-93")
 async def test_what_cannot_be_written_down_is_not_done(redis_url: str, queue_name: str) -> None:
     class Full:
         kept = "nowhere"
@@ -82,6 +84,7 @@ async def test_what_cannot_be_written_down_is_not_done(redis_url: str, queue_nam
         assert not await queue.is_paused()
 
 
+@pytest.mark.requirement("D-89")
 async def test_sending_a_form_twice_does_it_once(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, _):
         await queue.add("job", {}, delay=60_000, job_id="a")
@@ -96,6 +99,7 @@ async def test_sending_a_form_twice_does_it_once(redis_url: str, queue_name: str
         assert again.status_code == 409
 
 
+@pytest.mark.requirement("D-89")
 async def test_a_double_click_at_two_processes_does_it_once(redis_url: str, queue_name: str) -> None:
     """Two dashboards behind one address get the same form at the same moment."""
     async with (
@@ -120,6 +124,7 @@ async def test_a_double_click_at_two_processes_does_it_once(redis_url: str, queu
         assert [each.action for each in started].count("operation.start") == 1
 
 
+@pytest.mark.requirement("D-89")
 async def test_what_a_dead_process_began_is_not_done_again_blindly(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, dashboard):
         await queue.add("job", {}, delay=60_000, job_id="a")
@@ -143,6 +148,7 @@ async def test_what_a_dead_process_began_is_not_done_again_blindly(redis_url: st
         running.cancel()
 
 
+@pytest.mark.requirement("D-45")
 async def test_every_action_on_a_job_does_what_it_says(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await fail_one(redis_url, queue)
@@ -166,6 +172,7 @@ async def test_every_action_on_a_job_does_what_it_says(redis_url: str, queue_nam
             assert await queue.get_job("later") is None
 
 
+@pytest.mark.requirement("D-34")
 async def test_every_action_on_a_queue_does_what_it_says(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, _):
         await queue.add_many([("job", {}) for _ in range(3)])
@@ -217,6 +224,7 @@ async def test_schedules_are_run_paused_and_removed(redis_url: str, queue_name: 
         assert await queue.get_scheduler("nightly") is None
 
 
+@pytest.mark.requirement("D-92")
 async def test_somebody_who_tries_what_he_may_not_is_written_down(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {})
@@ -238,6 +246,8 @@ async def ended(dashboard: object, number: str) -> object:
 
 
 @pytest.mark.requirement("X-40")
+@pytest.mark.requirement("D-53")
+@pytest.mark.requirement("D-84")
 async def test_a_group_of_dead_letters_is_sent_back_as_an_operation(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         jobs = [await fail_one(redis_url, queue, {"n": number}, error=f"HTTP 503 from {number}") for number in range(3)]
@@ -264,6 +274,7 @@ async def test_a_group_of_dead_letters_is_sent_back_as_an_operation(redis_url: s
             assert [each.action for each in entries] == ["operation.start"], "one action, one entry"
 
 
+@pytest.mark.requirement("D-33")
 async def test_selected_jobs_are_shown_first_and_then_removed(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, dashboard):
         ids = [(await queue.add("job", {})).id for _ in range(4)]
@@ -282,6 +293,7 @@ async def test_selected_jobs_are_shown_first_and_then_removed(redis_url: str, qu
         assert (await http.post(path, content="verb=remove", headers=form)).status_code == 422
 
 
+@pytest.mark.requirement("D-87")
 async def test_many_jobs_are_removed_only_by_an_admin_who_types_the_name(redis_url: str, queue_name: str) -> None:
     form = {**SAME, "content-type": "application/x-www-form-urlencoded"}
     path = f"/queues/{queue_name}/selected"
@@ -301,6 +313,8 @@ async def test_many_jobs_are_removed_only_by_an_admin_who_types_the_name(redis_u
             assert named.status_code == 303
 
 
+@pytest.mark.requirement("D-33")
+@pytest.mark.requirement("D-85")
 async def test_all_failed_jobs_are_retried_once(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         for number in range(3):
@@ -315,6 +329,7 @@ async def test_all_failed_jobs_are_retried_once(redis_url: str, queue_name: str)
         assert (counts.waiting, counts.failed) == (2, 1)
 
 
+@pytest.mark.requirement("D-84")
 async def test_an_operation_can_be_stopped_and_another_process_goes_on(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         for number in range(3):
@@ -340,6 +355,7 @@ async def left_behind(redis_url: str, queue_name: str) -> str:
         return (await app.queue(OPERATIONS).add("jobs", msgspec.to_builtins(stored))).id
 
 
+@pytest.mark.requirement("D-84")
 async def test_what_a_dead_process_left_goes_on_when_the_next_one_starts(redis_url: str, queue_name: str) -> None:
     """Nobody has to open a page for it."""
     number = await left_behind(redis_url, queue_name)
@@ -367,6 +383,8 @@ async def test_looking_at_operations_runs_none(redis_url: str, queue_name: str, 
         await made.aclose()
 
 
+@pytest.mark.requirement("D-56")
+@pytest.mark.requirement("D-87")
 async def test_many_letters_are_thrown_away_only_by_an_admin_who_types_the_name(
     redis_url: str, queue_name: str
 ) -> None:
@@ -401,6 +419,7 @@ async def test_one_letter_is_changed_and_sent_back(redis_url: str, queue_name: s
 
 
 @pytest.mark.requirement("X-41")
+@pytest.mark.requirement("D-112")
 async def test_a_tenant_sees_and_touches_his_letters_only(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await fail_one(redis_url, queue, {"tenantId": "t1"}, error="first")
@@ -441,6 +460,7 @@ def test_jobs_explain_tells_the_cause(redis_url: str, queue_name: str, tmp_path:
     assert missing.code == 1
 
 
+@pytest.mark.requirement("D-35")
 def test_queues_show_tells_who_paused_it(redis_url: str, queue_name: str, tmp_path: Path) -> None:
     env = {"BULLPEN_REDIS_URL": redis_url}
     cli("jobs", "add", queue_name, "job", cwd=tmp_path, env=env)
@@ -453,6 +473,7 @@ def test_queues_show_tells_who_paused_it(redis_url: str, queue_name: str, tmp_pa
     assert data["pause"]["reason"] == "month end"
 
 
+@pytest.mark.requirement("D-37")
 async def test_a_job_is_added_by_hand_once(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         first = await queue.add("send", {"order": 1})
@@ -477,6 +498,7 @@ async def test_a_job_is_added_by_hand_once(redis_url: str, queue_name: str) -> N
     assert page.status_code == 200
 
 
+@pytest.mark.requirement("D-37")
 async def test_data_with_secrets_is_not_offered_for_another_job(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await queue.add("send", {"password": "hunter2"})

@@ -54,6 +54,8 @@ async def fill(redis_url: str, name: str, *, jobs: int = 3) -> dict[str, str]:
         "queue": f"/queues/{name}",
         "failed": f"/queues/{name}?state=failed",
         "job": f"/queues/{name}/jobs/{failed.id}",
+        "edit-job": f"/queues/{name}/jobs/{failed.id}/edit",
+        "test": f"/queues/{name}/jobs/{failed.id}/test",
         "delayed": f"/queues/{name}/jobs/later",
         "letters": "/dead-letters",
         "redrive": f"/dead-letters/act/redrive?store={name}-dlq",
@@ -61,6 +63,11 @@ async def fill(redis_url: str, name: str, *, jobs: int = 3) -> dict[str, str]:
         "edit": f"/dead-letters/{name}-dlq/dl-{failed.id}-1/edit",
         "workers": "/workers",
         "schedules": "/schedules",
+        "charts": "/charts",
+        "chart": f"/charts?queue={name}",
+        "mark": "/charts/mark",
+        "schedule": f"/queues/{name}/schedules/nightly",
+        "schedule-edit": f"/queues/{name}/schedules/nightly/edit",
         "health": "/health",
         "audit": "/audit",
         "operations": "/operations",
@@ -72,6 +79,8 @@ async def fill(redis_url: str, name: str, *, jobs: int = 3) -> dict[str, str]:
 
 
 @pytest.mark.requirement("W-78")
+@pytest.mark.requirement("D-19")
+@pytest.mark.requirement("D-123")
 async def test_every_page_is_accessible_and_fits(
     browser: Browser, served: Served, redis_url: str, queue_name: str
 ) -> None:
@@ -110,6 +119,7 @@ async def _violations(page: Page, rules: list[str]) -> list[str]:
     return [f"{each['id']}: {each['nodes'][0]['html'][:150]}" for each in found["violations"]]
 
 
+@pytest.mark.requirement("D-114")
 async def test_no_page_breaks_its_policy(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
     """With the policy in force: Trusted Types, no inline script, no inline style."""
     pages = await fill(redis_url, queue_name)
@@ -137,6 +147,8 @@ async def test_numbers_change_without_a_reload(
         assert await page.evaluate("() => window.sameDocument")
 
 
+@pytest.mark.requirement("D-13")
+@pytest.mark.requirement("D-99")
 async def test_rows_never_move_and_selection_and_typing_stay(
     browser: Browser, served: Served, redis_url: str, queue_name: str
 ) -> None:
@@ -161,6 +173,7 @@ async def test_rows_never_move_and_selection_and_typing_stay(
         await expect(page.locator("#offer")).to_be_hidden()
 
 
+@pytest.mark.requirement("D-101")
 async def test_live_can_be_paused(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
         await queue.add("job", {})
@@ -180,7 +193,7 @@ async def test_a_failed_job_is_retried_by_hand(
         job = await fail_one(redis_url, queue)
         await page.goto(f"{served.url}/queues/{queue_name}/jobs/{job.id}")
         await expect(page.locator("#why-text")).to_contain_text("It failed finally")
-        await page.get_by_role("link", name="Retry…").click()
+        await page.get_by_role("link", name="Retry…", exact=True).click()
         await expect(page.locator("h1")).to_contain_text("test-shop")
         await page.get_by_label("Reason").fill("partner is back")
         await page.get_by_role("button", name="Retry").click()
@@ -189,6 +202,7 @@ async def test_a_failed_job_is_retried_by_hand(
         assert (await queue.counts()).waiting == 1
 
 
+@pytest.mark.requirement("D-53")
 async def test_a_group_is_redriven_and_its_progress_is_seen(
     browser: Browser, served: Served, redis_url: str, queue_name: str
 ) -> None:
@@ -204,6 +218,7 @@ async def test_a_group_is_redriven_and_its_progress_is_seen(
         assert await queue.dead_letters.depth() == 0
 
 
+@pytest.mark.requirement("D-10")
 async def test_what_people_do_works_without_javascript(
     browser: Browser, served: Served, redis_url: str, queue_name: str
 ) -> None:
@@ -224,6 +239,8 @@ async def test_what_people_do_works_without_javascript(
             await expect(page.locator(".pager")).to_contain_text("51–")
 
 
+@pytest.mark.requirement("D-20")
+@pytest.mark.requirement("D-116")
 async def test_hostile_texts_are_only_shown(browser: Browser, served: Served, redis_url: str) -> None:
     """In names of queues, ids and names of jobs, their data, and on every page that shows them."""
     async with visiting(browser) as page:
@@ -247,6 +264,7 @@ async def test_hostile_texts_are_only_shown(browser: Browser, served: Served, re
             await page.wait_for_function("() => document.querySelectorAll('.copy[hidden]').length === 0")
 
 
+@pytest.mark.requirement("D-18")
 async def test_keys_lead_through_the_pages(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
         await queue.add("job", {}, job_id="only")
@@ -269,6 +287,7 @@ async def test_keys_lead_through_the_pages(browser: Browser, served: Served, red
         await page.wait_for_url("**/jobs/only")
 
 
+@pytest.mark.requirement("D-14")
 async def test_the_zone_of_the_viewer_is_used_and_can_be_chosen(
     browser: Browser, served: Served, redis_url: str, queue_name: str
 ) -> None:
@@ -291,6 +310,7 @@ async def test_the_zone_of_the_viewer_is_used_and_can_be_chosen(
         assert colour == "rgb(13, 17, 23)"
 
 
+@pytest.mark.requirement("D-15")
 async def test_an_id_is_copied(browser: Browser, served: Served, redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, visiting(browser) as page:
         await queue.add("job", {}, job_id="copy-me")

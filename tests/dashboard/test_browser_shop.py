@@ -26,7 +26,7 @@ from tools import screenshots
 _ELSEWHERE = (
     *("overview", "queues", "queue", "queue-failed", "queue-active", "job", "pause", "drain", "dead-letters"),
     *("redrive", "schedules", "workers", "operations", "health", "audit", "settings", "problem", "matching"),
-    "pause-all",
+    *("pause-all", "job-edit", "job-test", "schedule", "schedule-edit", "mark"),
 )
 """Pages that `test_browser` opens in every look."""
 _PAGES = {name: path for name, path in screenshots.PAGES.items() if name not in _ELSEWHERE}
@@ -73,6 +73,8 @@ def row(text: str, **changes: Any) -> OutboxItem:
 
 @_TOURS
 @pytest.mark.requirement("W-78")
+@pytest.mark.requirement("D-19")
+@pytest.mark.requirement("D-123")
 async def test_pages_of_the_shop_are_accessible_and_fit(
     browser: Browser, shop: tuple[dict[str, str], str], pages: Sequence[str]
 ) -> None:
@@ -82,6 +84,8 @@ async def test_pages_of_the_shop_are_accessible_and_fit(
 
 @_TOURS
 @pytest.mark.requirement("W-78")
+@pytest.mark.requirement("D-114")
+@pytest.mark.requirement("D-10")
 async def test_pages_of_the_shop_obey_the_policy_and_need_no_script(
     browser: Browser, shop: tuple[dict[str, str], str], pages: Sequence[str]
 ) -> None:
@@ -134,6 +138,7 @@ async def test_a_destination_is_switched_off_and_on_without_javascript(
         await expect(page.locator("h1 .chip")).to_contain_text("in order")
 
 
+@pytest.mark.requirement("D-70")
 async def test_an_event_is_emitted_after_its_simulation(browser: Browser, shop: tuple[dict[str, str], str]) -> None:
     _, url = shop
     async with visiting(browser) as page:
@@ -146,6 +151,7 @@ async def test_an_event_is_emitted_after_its_simulation(browser: Browser, shop: 
         await expect(page.locator("#note")).to_contain_text("order.paid was published")
 
 
+@pytest.mark.requirement("D-80")
 async def test_events_arrive_in_the_live_tail(browser: Browser, shop: tuple[dict[str, str], str]) -> None:
     _, url = shop
     async with visiting(browser) as page:
@@ -159,6 +165,7 @@ async def test_events_arrive_in_the_live_tail(browser: Browser, shop: tuple[dict
 
 
 @pytest.mark.requirement("W-78")
+@pytest.mark.requirement("D-116")
 async def test_hostile_texts_in_the_ledger_are_only_shown(browser: Browser, ledger_app: tuple[Bullpen, str]) -> None:
     """In every text of a row, in lists, in the row, in its chain and in addresses."""
     app, url = ledger_app

@@ -22,6 +22,7 @@ def get(url: str, **headers: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.requirement("D-1")
 def test_without_arguments_it_serves_the_embedded_server_on_this_machine(tmp_path: Path) -> None:
     env = {"BULLPEN_DATA_DIR": str(tmp_path / "data")}
     with child("dashboard", "--http", "127.0.0.1:0", cwd=tmp_path, env=env) as process:
@@ -38,6 +39,7 @@ def test_without_arguments_it_serves_the_embedded_server_on_this_machine(tmp_pat
         assert process.wait() == 0
 
 
+@pytest.mark.requirement("D-6")
 def test_an_address_for_others_needs_a_mode(redis_url: str, tmp_path: Path) -> None:
     env = {"BULLPEN_REDIS_URL": redis_url}
 
@@ -49,6 +51,7 @@ def test_an_address_for_others_needs_a_mode(redis_url: str, tmp_path: Path) -> N
         assert mode in refused.err
 
 
+@pytest.mark.requirement("D-105")
 def test_a_token_is_made_and_printed(redis_url: str, tmp_path: Path) -> None:
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DASHBOARD_ACCESS": "token"}
     with child("dashboard", "--http", "127.0.0.1:0", cwd=tmp_path, env=env) as process:
@@ -63,6 +66,7 @@ def test_a_token_is_made_and_printed(redis_url: str, tmp_path: Path) -> None:
         assert process.wait() == 0
 
 
+@pytest.mark.requirement("D-105")
 def test_users_are_added_to_the_file(redis_url: str, tmp_path: Path) -> None:
     path = tmp_path / "users.json"
     env = {"BULLPEN_REDIS_URL": redis_url, "BULLPEN_DASHBOARD_PASSWORDS": str(path)}
@@ -95,6 +99,7 @@ def test_users_are_not_added_to_what_somebody_else_left(redis_url: str, tmp_path
     assert sorted(each.name for each in tmp_path.iterdir()) == ["users.json", "users.json.new"]
 
 
+@pytest.mark.requirement("D-3")
 def test_it_is_served_beside_workers(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from bullpen import Bullpen, Job\napp = Bullpen()\n"
@@ -109,12 +114,12 @@ def test_it_is_served_beside_workers(redis_url: str, tmp_path: Path) -> None:
         assert stream.status == 200
 
         until = time.monotonic() + 30
-        workers: list[dict[str, str]] = []
-        while not workers and time.monotonic() < until:  # its connection is named when it first waits
-            workers = json.loads(get(f"{url}/api/v1/workers")[1])["workers"]
+        workers: list[dict[str, list[str]]] = []
+        while not workers and time.monotonic() < until:  # it tells of itself when it has begun
+            workers = json.loads(get(f"{url}/api/v1/workers")[1])["processes"]
             time.sleep(0.1)
 
-        assert [each["queue"] for each in workers] == ["mails"]
+        assert [each["queues"] for each in workers] == [["mails"]]
         process.terminate()  # with the stream open
         assert process.wait(20) == 0
         stream.close()
@@ -130,6 +135,7 @@ def test_a_wrong_user_is_refused(redis_url: str, tmp_path: Path, arguments: tupl
     assert cli("dashboard", "--add-user", "x", cwd=tmp_path, env={"BULLPEN_REDIS_URL": redis_url}).code == 2
 
 
+@pytest.mark.requirement("D-2")
 def test_a_named_app_is_shown_on_the_server_that_was_said(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("from bullpen import Bullpen\napp = Bullpen('redis://127.0.0.1:1')\n")
     arguments = ("dashboard", "shop:app", "--http", "127.0.0.1:0", "--redis", redis_url, "--prefix", "other")

@@ -49,6 +49,7 @@ async def deliver(app: Bullpen, kind: str, outcome: Any, correlation: str, *, te
 
 
 @pytest.mark.requirement("W-77")
+@pytest.mark.requirement("D-66")
 async def test_a_chain_leads_from_the_event_to_the_receipt(app: Bullpen) -> None:
     page, data, other, missing, poor = [
         *await visit(app, ADMIN, "/chains/c-1", "/api/v1/chains/c-1"),
@@ -71,6 +72,7 @@ async def test_a_chain_leads_from_the_event_to_the_receipt(app: Bullpen) -> None
     assert "HTTP 401" not in poor.text
 
 
+@pytest.mark.requirement("D-59")
 async def test_rows_are_found_by_what_is_known_of_them(app: Bullpen) -> None:
     for query, expected in {
         "type=webhook:bad": ["webhook:bad"],
@@ -83,6 +85,7 @@ async def test_rows_are_found_by_what_is_known_of_them(app: Bullpen) -> None:
         assert [row["kind"] for row in answer.json()["rows"]] == expected, query
 
 
+@pytest.mark.requirement("D-63")
 async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: Bullpen) -> None:
     before, listed, one = await visit(app, ADMIN, "/api/v1/destinations", "/destinations", "/destinations/webhook:bad")
     assert (listed.status_code, one.status_code) == (200, 200)
@@ -115,6 +118,7 @@ async def test_destinations_tell_how_deliveries_went_and_are_switched_off(app: B
     assert await app.ledger.destinations.troubled() == {}
 
 
+@pytest.mark.requirement("D-72")
 async def test_a_run_is_cancelled_by_its_own_tenant_alone(app: Bullpen) -> None:
     runs = Runs(app.ledger, app.connection, prefix=app.prefix)
     payload = RunPayload(

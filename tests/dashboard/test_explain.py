@@ -27,6 +27,7 @@ async def connect_worker(queue: Queue) -> object:
     return await queue.connection.open(client_name=named)
 
 
+@pytest.mark.requirement("D-43")
 async def test_a_job_that_is_not_here(queue: Queue) -> None:
     await queue.add("job", {})
 
@@ -36,6 +37,7 @@ async def test_a_job_that_is_not_here(queue: Queue) -> None:
     assert "nobody" in found.text
 
 
+@pytest.mark.requirement("D-43")
 async def test_no_worker(queue: Queue) -> None:
     job = await queue.add("job", {})
 
@@ -45,6 +47,7 @@ async def test_no_worker(queue: Queue) -> None:
     assert found.command == "bullpen run MODULE:APP"
 
 
+@pytest.mark.requirement("D-43")
 async def test_a_paused_queue(queue: Queue) -> None:
     job = await queue.add("job", {})
     await queue.pause()
@@ -55,6 +58,7 @@ async def test_a_paused_queue(queue: Queue) -> None:
     assert found.command == f"bullpen queues resume {queue.name}"
 
 
+@pytest.mark.requirement("D-43")
 async def test_a_delayed_job_says_when_it_is_due(queue: Queue) -> None:
     job = await queue.add("job", {}, delay=90_000)
 
@@ -64,6 +68,7 @@ async def test_a_delayed_job_says_when_it_is_due(queue: Queue) -> None:
     assert "due in 1m" in found.text
 
 
+@pytest.mark.requirement("D-43")
 async def test_a_held_queue(queue: Queue) -> None:
     job = await queue.add("job", {})
     await queue.rate_limit(60_000)
@@ -73,6 +78,7 @@ async def test_a_held_queue(queue: Queue) -> None:
     assert (await why(queue, job.id)).cause is IdleCause.NO_WORKER
 
 
+@pytest.mark.requirement("D-43")
 async def test_running_done_failed_and_the_limit_of_the_queue(queue: Queue, redis_url: str) -> None:
     running, end = asyncio.Event(), asyncio.Event()
 
@@ -103,6 +109,7 @@ async def test_running_done_failed_and_the_limit_of_the_queue(queue: Queue, redi
         await task
 
 
+@pytest.mark.requirement("D-43")
 async def test_a_job_in_line_says_how_many_are_before_it(queue: Queue) -> None:
     for _ in range(3):
         last = await queue.add("job", {})
@@ -117,6 +124,7 @@ async def test_a_job_in_line_says_how_many_are_before_it(queue: Queue) -> None:
 
 
 @pytest.mark.leaves_queue_broken
+@pytest.mark.requirement("D-43")
 async def test_a_job_whose_worker_died(queue: Queue, redis_server: RedisServer) -> None:
     job = await queue.add("job", {})
     server = redis_server.client()
@@ -135,6 +143,7 @@ def of(state: JobState, **facts: object) -> JobExplanation:
     return explain(JobFacts(queue="q", job_id="1", now_ms=10_000, state=state, record=record, **facts))  # type: ignore[arg-type]
 
 
+@pytest.mark.requirement("D-43")
 def test_causes_that_need_no_server() -> None:
     assert of(JobState.WAITING_CHILDREN, pending_children=2).cause is IdleCause.CHILDREN
     assert of(JobState.WAITING, rate_limit=5, started_in_window=5, window_ms=900).cause is IdleCause.RATE

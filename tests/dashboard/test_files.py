@@ -32,6 +32,7 @@ CSS = "".join(path.read_text() for path in SHEETS)
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@pytest.mark.requirement("D-115")
 def test_a_template_has_nothing_that_the_policy_forbids(path: Path) -> None:
     text = path.read_text()
 
@@ -45,6 +46,7 @@ def test_a_template_has_nothing_that_the_policy_forbids(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.requirement("D-115")
 def test_nothing_turns_text_into_html(path: Path) -> None:
     script = path.read_text()
 
@@ -131,6 +133,7 @@ def test_durations_and_sizes_are_short() -> None:
     ]
 
 
+@pytest.mark.requirement("D-126")
 def test_every_page_has_a_picture() -> None:
     """`make screenshots` opens each address that draws a page, but those that follow another step of a form."""
     from bullpen.dashboard.pages import ROUTES
@@ -143,7 +146,7 @@ def test_every_page_has_a_picture() -> None:
         if route.method == "GET" and not any(route.match(segments) is not None for segments in shown)
     }
     assert without == {
-        "/stream", "/stream/{queue}", "/pulse", "/login", "/dead-letters/export",
+        "/stream", "/stream/{queue}", "/pulse", "/login", "/dead-letters/export", "/audit/export",
         "/queues/{queue}/jobs/{job}/raw/{part}", "/queues/{queue}/{kind}/{subject}/act/{verb}",
         "/dead-letters/{store}/groups/{mark}",
         "/dead-letters/{store}/{entry}/edit", "/operations/{id}", "/runs/{id}/act/{verb}", "/messages/{id}/act/{verb}",

@@ -12,6 +12,7 @@ from tests.dashboard._kit import opened
 
 
 @pytest.mark.requirement("W-77")
+@pytest.mark.requirement("D-50")
 async def test_a_flow_is_a_tree_over_queues(redis_url: str, queue_name: str) -> None:
     other = f"{queue_name}-other"
     async with Queue(queue_name, connection=redis_url) as queue:
@@ -32,6 +33,7 @@ async def test_a_flow_is_a_tree_over_queues(redis_url: str, queue_name: str) -> 
     assert missing.status_code == 404
 
 
+@pytest.mark.requirement("D-50")
 async def test_a_parent_that_waits_for_a_failed_child_says_so(redis_url: str, queue_name: str) -> None:
     async def fail(job: Job) -> None:
         raise ValueError("no")
@@ -52,6 +54,7 @@ async def test_a_parent_that_waits_for_a_failed_child_says_so(redis_url: str, qu
     assert root["stuck"].startswith("It cannot run without your help: 1 child failed finally (child).")
 
 
+@pytest.mark.requirement("D-49")
 async def test_of_many_children_a_page_is_shown_and_all_can_be_reached(redis_url: str, queue_name: str) -> None:
     children = [
         Flow("child", {}, queue=f"{queue_name}-c", job_id=f"c{n}", on_failure="fail_parent") for n in range(180)

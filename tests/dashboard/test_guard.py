@@ -23,6 +23,7 @@ from tests.dashboard._kit import HOST, SAME, As, opened, settings, transport
 TOKEN = "a-token-of-more-than-22-characters"
 
 
+@pytest.mark.requirement("D-114")
 async def test_every_answer_carries_the_policy(redis_url: str) -> None:
     async with opened(redis_url) as (http, _):
         for path in ("/", "/nowhere", "/static/x/app.js", "/api/v1/queues"):
@@ -53,6 +54,7 @@ async def test_every_answer_carries_the_policy(redis_url: str) -> None:
         ("a]b", 421),
     ],
 )
+@pytest.mark.requirement("D-109")
 async def test_a_strange_host_name_is_refused(redis_url: str, host: str, status: int) -> None:
     """A page of a stranger can give its own name our address (DNS rebinding)."""
     async with opened(redis_url) as (http, _):
@@ -78,6 +80,8 @@ async def test_a_configured_host_name_is_ours(redis_url: str) -> None:
         ({"cookie": "bullpen=x"}, 403),
     ],
 )
+@pytest.mark.requirement("D-109")
+@pytest.mark.requirement("D-117")
 async def test_a_change_from_another_site_is_refused(
     redis_url: str, queue_name: str, headers: dict[str, str], status: int
 ) -> None:
@@ -89,6 +93,7 @@ async def test_a_change_from_another_site_is_refused(
         assert await queue.is_paused() == (status == 303)
 
 
+@pytest.mark.requirement("D-117")
 async def test_reading_changes_nothing(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, _):
         await queue.add("job", {})
@@ -97,6 +102,7 @@ async def test_reading_changes_nothing(redis_url: str, queue_name: str) -> None:
         assert (await http.put("/", headers=SAME)).status_code == 405
 
 
+@pytest.mark.requirement("D-105")
 async def test_a_token_lets_in(redis_url: str, queue_name: str) -> None:
     wanted = DashboardSettings(access="token", token=TOKEN)
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url, dashboard=wanted) as (http, _):
@@ -125,6 +131,7 @@ async def test_a_token_lets_in(redis_url: str, queue_name: str) -> None:
         assert await queue.is_paused()
 
 
+@pytest.mark.requirement("D-107")
 async def test_a_changed_cookie_is_none(redis_url: str) -> None:
     async with opened(redis_url, dashboard=DashboardSettings(access="token", token=TOKEN)) as (http, _):
         answer = await http.post("/login", data={"token": TOKEN}, headers=SAME)
@@ -134,6 +141,7 @@ async def test_a_changed_cookie_is_none(redis_url: str) -> None:
             assert (await http.get("/queues", headers={"cookie": f"bullpen={changed}"})).status_code == 303
 
 
+@pytest.mark.requirement("D-108")
 async def test_after_five_failures_login_slows_down(redis_url: str) -> None:
     async with opened(redis_url, dashboard=DashboardSettings(access="token", token=TOKEN)) as (http, _):
         codes = [(await http.post("/login", data={"token": "no"}, headers=SAME)).status_code for _ in range(6)]
@@ -151,6 +159,8 @@ def write_passwords(path: Path, **users: dict[str, Any]) -> None:
     path.chmod(0o600)
 
 
+@pytest.mark.requirement("D-105")
+@pytest.mark.requirement("D-107")
 async def test_passwords_of_a_file(redis_url: str, tmp_path: Path) -> None:
     path = tmp_path / "users.json"
     write_passwords(path, ada={"password": hash_password("correct horse"), "role": "operator"})
@@ -233,6 +243,7 @@ async def test_strangers_who_play_the_proxy_write_one_line(redis_url: str, caplo
     assert caplog.text.count("is not a configured proxy") == 1
 
 
+@pytest.mark.requirement("D-105")
 async def test_headers_count_from_the_proxy_only(redis_url: str) -> None:
     wanted = DashboardSettings(
         access="proxy", proxies="10.1.0.0/16", admin_groups="ops,root", operator_groups="dev", hosts="x"
@@ -259,6 +270,7 @@ ROLES = {
 
 @pytest.mark.parametrize("role", list(ROLES))
 @pytest.mark.requirement("W-78")
+@pytest.mark.requirement("D-110")
 async def test_every_route_asks_for_its_permission(redis_url: str, queue_name: str, role: str) -> None:
     """Whatever a page hides, the server decides: each route is called as each role."""
     principal = ROLES[role]
@@ -311,6 +323,7 @@ async def test_somebody_of_several_tenants_chooses_one(redis_url: str) -> None:
         assert (await http.get("/dead-letters?tenant=t3")).status_code == 403
 
 
+@pytest.mark.requirement("D-87")
 async def test_what_only_admins_may_do(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {})
@@ -320,6 +333,7 @@ async def test_what_only_admins_may_do(redis_url: str, queue_name: str) -> None:
             assert (await queue.counts()).waiting == 1
 
 
+@pytest.mark.requirement("D-113")
 async def test_a_viewer_sees_sizes_and_no_payloads(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await queue.add("job", {"thing-inside": "find-me"})
@@ -332,6 +346,7 @@ async def test_a_viewer_sees_sizes_and_no_payloads(redis_url: str, queue_name: s
             assert "find-me" in (await http.get(f"/queues/{queue_name}/jobs/{job.id}")).text
 
 
+@pytest.mark.requirement("D-113")
 async def test_a_filter_tells_a_viewer_nothing(redis_url: str, queue_name: str) -> None:
     """Whether a text is in a payload or an error can be asked letter by letter."""
     async with Queue(queue_name, connection=redis_url) as queue:
@@ -366,6 +381,7 @@ async def test_progress_is_a_payload_unless_it_is_a_number(redis_url: str, queue
     assert "7" in shown[0]
 
 
+@pytest.mark.requirement("D-111")
 async def test_read_only_refuses_every_change(redis_url: str, queue_name: str) -> None:
     async with (
         Queue(queue_name, connection=redis_url) as queue,
@@ -378,6 +394,7 @@ async def test_read_only_refuses_every_change(redis_url: str, queue_name: str) -
         assert "act/pause" not in page
 
 
+@pytest.mark.requirement("D-118")
 def test_too_many_requests_are_refused() -> None:
     rates = Rates(per_second=0.001, burst=3, most_streams=1)
     for _ in range(3):
@@ -392,6 +409,7 @@ def test_too_many_requests_are_refused() -> None:
     rates.open_stream("ada")
 
 
+@pytest.mark.requirement("D-5")
 async def test_the_host_application_decides_who_it_is(redis_url: str) -> None:
     async def decide(scope: Any) -> Visitor | None:
         return Visitor("host-user", Role.VIEWER) if b"let-in" in dict(scope["headers"]) else None

@@ -15,6 +15,7 @@ from tests.dashboard._kit import HOST, As, transport
 
 
 @pytest.mark.requirement("W-77")
+@pytest.mark.requirement("D-23")
 async def test_the_first_page_names_every_cause_and_leads_to_it(
     redis_url: str, sqlite_url: str, queue_name: str
 ) -> None:

@@ -44,6 +44,7 @@ async def visit(app: Bullpen, visitor: Visitor, *paths: str) -> list[httpx.Respo
 ADMIN = Visitor("ada", Role.ADMIN)
 
 
+@pytest.mark.requirement("D-59")
 async def test_the_outbox_is_read_page_by_page(app: Bullpen) -> None:
     (first,) = await visit(app, ADMIN, "/api/v1/outbox?status=PENDING")
     found = first.json()
@@ -57,6 +58,7 @@ async def test_the_outbox_is_read_page_by_page(app: Bullpen) -> None:
     assert not {row["id"] for row in found["rows"]} & {row["id"] for row in second.json()["rows"]}
 
 
+@pytest.mark.requirement("D-60")
 async def test_a_row_shows_its_payload_without_secrets(app: Bullpen) -> None:
     (listed,) = await visit(app, ADMIN, "/api/v1/outbox")
     row_id = listed.json()["rows"][0]["id"]
@@ -73,6 +75,7 @@ async def test_a_row_shows_its_payload_without_secrets(app: Bullpen) -> None:
     assert (wrong.status_code, missing.status_code) == (404, 404)
 
 
+@pytest.mark.requirement("D-112")
 async def test_a_tenant_sees_his_rows_and_no_number_of_others(app: Bullpen) -> None:
     tenant = Visitor("t", Role.ADMIN, ("t1",))
     (listed,) = await visit(app, ADMIN, "/api/v1/outbox")

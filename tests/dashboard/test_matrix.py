@@ -73,6 +73,8 @@ async def address(app: Bullpen, route: PageRoute) -> str:
 
 @pytest.mark.requirement("W-78")
 @pytest.mark.parametrize("role", list(ROLES))
+@pytest.mark.requirement("D-110")
+@pytest.mark.requirement("D-112")
 async def test_every_route_obeys_role_and_tenant(app: Bullpen, role: str) -> None:
     """Pages of another tenant's objects are as if they did not exist, and nothing of theirs is in any answer."""
     visitor = ROLES[role]
@@ -102,6 +104,7 @@ async def test_every_route_obeys_role_and_tenant(app: Bullpen, role: str) -> Non
     await dashboard.aclose()
 
 
+@pytest.mark.requirement("D-111")
 async def test_every_change_is_refused_where_the_dashboard_only_reads(app: Bullpen) -> None:
     from dataclasses import replace
 

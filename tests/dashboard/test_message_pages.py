@@ -42,6 +42,7 @@ async def app(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[B
 
 
 @pytest.mark.requirement("W-77")
+@pytest.mark.requirement("D-73")
 async def test_messages_are_read_page_by_page_and_counted_by_hour(app: Bullpen) -> None:
     first, calendar, page, mine, his = [
         *await visit(app, ADMIN, "/api/v1/messages", "/api/v1/messages/calendar", "/messages/calendar"),
@@ -61,6 +62,7 @@ async def test_messages_are_read_page_by_page_and_counted_by_hour(app: Bullpen) 
     assert his.json()["total"] == 30
 
 
+@pytest.mark.requirement("D-73")
 async def test_a_message_says_how_it_stands_and_is_cancelled_once(app: Bullpen) -> None:
     row = (await visit(app, ADMIN, "/api/v1/messages"))[0].json()["messages"][0]
     other = Visitor("t", Role.OPERATOR, ("t1" if row["tenant"] == "t2" else "t2",))

@@ -40,6 +40,7 @@ async def fail_one(redis_url: str, queue: Queue, data: Any = None, *, error: str
 
 
 @pytest.mark.requirement("W-77")
+@pytest.mark.requirement("D-10")
 async def test_all_pages_answer_and_tell_the_same_as_their_json(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await fail_one(redis_url, queue)
@@ -89,6 +90,7 @@ async def test_dead_letters_of_one_store_are_counted_for_themselves(redis_url: s
     assert f"bullpen dead-letters redrive {other}-dlq --group " in group
 
 
+@pytest.mark.requirement("D-119")
 async def test_secrets_are_hidden_everywhere(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await fail_one(redis_url, queue, error="login failed: password=hunter2 for https://u:hunter2@host/")
@@ -137,6 +139,7 @@ async def test_secrets_are_hidden_in_what_other_clients_wrote(redis_url: str, qu
                 assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.requirement("D-26")
 async def test_a_queue_without_workers_and_a_paused_one_are_told_apart(redis_url: str, queue_name: str) -> None:
     async with (
         Queue(queue_name, connection=redis_url) as queue,
@@ -153,6 +156,7 @@ async def test_a_queue_without_workers_and_a_paused_one_are_told_apart(redis_url
     assert rows[f"{queue_name}-p"]["paused"]
 
 
+@pytest.mark.requirement("D-23")
 async def test_dead_letters_need_attention(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await fail_one(redis_url, queue)
@@ -162,6 +166,7 @@ async def test_dead_letters_need_attention(redis_url: str, queue_name: str) -> N
     assert verdict["findings"][0]["rule"] == "dead_letters"
 
 
+@pytest.mark.requirement("D-23")
 async def test_nothing_at_all_is_well(redis_url: str) -> None:
     async with opened(redis_url) as (http, _):
         page = await http.get("/")
@@ -169,6 +174,7 @@ async def test_nothing_at_all_is_well(redis_url: str) -> None:
         assert "There are no queues yet" in page.text
 
 
+@pytest.mark.requirement("D-12")
 async def test_pages_lead_through_a_whole_list(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add_many([("job", {"n": number}) for number in range(120)])
@@ -183,6 +189,7 @@ async def test_pages_lead_through_a_whole_list(redis_url: str, queue_name: str) 
     assert seen == [str(number) for number in range(1, 121)]
 
 
+@pytest.mark.requirement("D-35")
 async def test_the_pause_says_who_when_and_why(redis_url: str, queue_name: str) -> None:
     """And blames nobody for what another client did since."""
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, dashboard):
@@ -214,6 +221,7 @@ async def test_the_pause_says_who_when_and_why(redis_url: str, queue_name: str) 
     assert again["atMs"] > known["atMs"]
 
 
+@pytest.mark.requirement("D-35")
 async def test_a_resume_of_another_client_voids_the_note(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {})
@@ -230,6 +238,7 @@ async def test_a_resume_of_another_client_voids_the_note(redis_url: str, queue_n
 
 
 @pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.requirement("D-20")
 async def test_any_name_has_an_address_and_is_only_text(redis_url: str, text: str) -> None:
     """Queue names, job names, ids and data are of strangers."""
     name = "".join(char for char in text.replace(":", ";") if ord(char) >= 32 and ord(char) != 127).strip() or "x"
@@ -285,6 +294,8 @@ async def test_a_proxy_may_strip_the_prefix(redis_url: str) -> None:
         assert "evil" not in page
 
 
+@pytest.mark.requirement("D-7")
+@pytest.mark.requirement("D-104")
 async def test_a_server_that_is_away_is_told_and_the_page_is_there(start_server: StartServer) -> None:
     server = start_server()
     async with opened(server.url) as (http, _):
@@ -301,6 +312,7 @@ async def test_a_server_that_is_away_is_told_and_the_page_is_there(start_server:
         assert "Traceback" not in queue.text
 
 
+@pytest.mark.requirement("D-103")
 async def test_problems_have_a_number_and_no_stack(redis_url: str) -> None:
     async with opened(redis_url) as (http, _):
         page = await http.get("/queues/nobody")
@@ -311,6 +323,7 @@ async def test_problems_have_a_number_and_no_stack(redis_url: str) -> None:
     assert data.json()["requestId"] == data.headers["x-request-id"]
 
 
+@pytest.mark.requirement("D-122")
 async def test_the_first_visit_is_small(redis_url: str, queue_name: str) -> None:
     """As it is sent: pages, styles and scripts are compressed for whoever reads that."""
     async with Queue(queue_name, connection=redis_url) as queue:
@@ -351,6 +364,7 @@ async def test_an_open_page_gets_its_content_only_when_it_changed(redis_url: str
     assert changed.headers["etag"] != first.headers["etag"]
 
 
+@pytest.mark.requirement("D-21")
 async def test_the_label_stands_on_every_page(redis_url: str, queue_name: str) -> None:
     wanted = DashboardSettings(label="shop-prod", colour="red")
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url, dashboard=wanted) as (http, _):
@@ -361,6 +375,7 @@ async def test_the_label_stands_on_every_page(redis_url: str, queue_name: str) -
             assert 'class="label label-red">shop-prod' in page
 
 
+@pytest.mark.requirement("D-14")
 async def test_times_are_in_the_chosen_zone(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue, opened(redis_url) as (http, _):
         await queue.add("job", {})
@@ -375,6 +390,7 @@ async def test_times_are_in_the_chosen_zone(redis_url: str, queue_name: str) -> 
         assert (int(shown[1]) + 9) % 24 == int(shown[2])
 
 
+@pytest.mark.requirement("D-80")
 async def test_the_live_tail_shows_events_of_the_chosen_kind(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         job = await fail_one(redis_url, queue)

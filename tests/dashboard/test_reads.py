@@ -15,6 +15,7 @@ from bullpen.testing import RedisServer
 from tests.dashboard._kit import opened
 
 
+@pytest.mark.requirement("D-31")
 async def test_a_page_of_large_jobs_is_small(redis_url: str, redis_server: RedisServer, queue_name: str) -> None:
     """A list shows a line of each job: their payloads stay on the server."""
     async with Queue(queue_name, connection=redis_url) as queue:
@@ -45,6 +46,7 @@ async def test_heads_follow_the_order_of_their_state(redis_url: str, queue_name:
         assert await queue.heads_of(["nobody"]) == []
 
 
+@pytest.mark.requirement("D-12")
 async def test_a_time_leads_to_its_place_in_a_list(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         for minutes in range(1, 6):
@@ -70,6 +72,7 @@ async def test_the_place_of_a_job_is_told(redis_url: str, queue_name: str) -> No
         assert (state, place["position"], place["before_priority"]) == (JobState.PRIORITIZED, 0, 4)
 
 
+@pytest.mark.requirement("D-96")
 async def test_many_who_ask_share_one_snapshot(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {})
@@ -82,6 +85,7 @@ async def test_many_who_ask_share_one_snapshot(redis_url: str, queue_name: str) 
         await sampler.aclose()
 
 
+@pytest.mark.requirement("D-96")
 async def test_one_reader_serves_all_viewers_and_ends_with_the_last(redis_url: str, queue_name: str) -> None:
     async with Queue(queue_name, connection=redis_url) as queue:
         await queue.add("job", {})
@@ -114,6 +118,7 @@ async def test_a_viewer_of_all_queues_hears_of_a_new_job(redis_url: str, queue_n
 
 
 @pytest.mark.parametrize("wanted", ["name=second", "text=needle"])
+@pytest.mark.requirement("D-32")
 async def test_a_filter_looks_at_the_whole_state(redis_url: str, queue_name: str, wanted: str) -> None:
     """Not only at the page that is shown."""
     async with Queue(queue_name, connection=redis_url) as queue:

@@ -60,6 +60,7 @@ async def app(redis_url: str, sqlite_url: str, queue_name: str) -> AsyncIterator
 
 
 @pytest.mark.requirement("W-77")
+@pytest.mark.requirement("D-67")
 async def test_a_definition_is_drawn_with_the_number_of_entities_in_each_state(app: Bullpen) -> None:
     listed, page, data = await visit(app, ADMIN, "/workflows", "/workflows/orders", "/api/v1/workflows/orders")
 
@@ -71,6 +72,7 @@ async def test_a_definition_is_drawn_with_the_number_of_entities_in_each_state(a
     assert (len(found["entities"]), found["nextAfter"]) == (50, "urn:049")
 
 
+@pytest.mark.requirement("D-68")
 async def test_entities_are_found_by_urn_and_state(app: Bullpen) -> None:
     for query, expected in {
         "?state=paid": ["urn:000"],
@@ -82,6 +84,7 @@ async def test_entities_are_found_by_urn_and_state(app: Bullpen) -> None:
         assert [each["urn"] for each in answer.json()["entities"]] == expected, query
 
 
+@pytest.mark.requirement("D-69")
 async def test_an_entity_says_where_it_is_how_it_came_there_and_what_may_happen_next(app: Bullpen) -> None:
     paid, stuck, page, missing = await visit(
         app,
@@ -104,6 +107,7 @@ async def test_an_entity_says_where_it_is_how_it_came_there_and_what_may_happen_
     assert missing.status_code == 404
 
 
+@pytest.mark.requirement("D-70")
 async def test_an_event_is_shown_first_and_then_carried_once(app: Bullpen, queue_name: str) -> None:
     address = "/workflows/orders/urn:005/emit"
     refused = (await visit(app, Visitor("v"), address))[0]
@@ -124,6 +128,7 @@ async def test_an_event_is_shown_first_and_then_carried_once(app: Bullpen, queue
     assert [each.subject for each in entries if each.action == "workflow.send"] == ["dashboard/orders urn:005"]
 
 
+@pytest.mark.requirement("D-68")
 async def test_a_store_that_cannot_list_still_opens_an_entity(redis_url: str) -> None:
     async with Bullpen(settings=settings(redis_url)) as app:
         orders = redis_orders(app.connection)

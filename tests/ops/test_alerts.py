@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from tests.flows._cli import child, cli
 
 HOOK = Target("webhook:ops")
 SIGN = Symptom("dead_letters", "mails-dlq", 3, "3 dead letters need attention", "bullpen dead-letters list mails")
+SIGN_KEY = (SIGN.rule, SIGN.subject)
 ALL_SOURCES = frozenset(rule.source for rule in RULES.values())
 
 
@@ -100,6 +101,68 @@ async def test_an_incident_is_stored_with_the_message_that_tells_of_it(ledger: L
     assert await told(ledger) == [("dead_letters", "open"), ("dead_letters", "resolved")]
     assert await ledger.incidents.open() == []
     assert (await one.collect())[0].samples == []
+
+
+@pytest.mark.requirement("D-91")
+async def test_a_silenced_incident_is_told_again_only_when_the_time_is_up(ledger: Ledger) -> None:
+    """Not when it lasts, grows or ends; the next incident of the kind is told. Who silenced it stands in the audit."""
+    eyes, one_hour = Eyes(SIGN), timedelta(hours=1)
+    one = watcher(ledger, eyes, telling=AlertTiming(resolve_after_ms=0, hold_ms=0, repeat_ms=60_000, growth=10))
+    await one.watch()
+    until = datetime.now(UTC) + one_hour
+    assert await ledger.incidents.silence(*SIGN_KEY, until=until, by="ada", reason="partner knows")
+    assert not await ledger.incidents.silence("dead_letters", "nobody", until=until, by="ada")
+
+    eyes.seen = Seen([replace(SIGN, value=5_000)], ALL_SOURCES)
+    later(ledger, 600_000)
+    await one.watch()
+    (incident,) = await ledger.incidents.open()
+    assert (incident.silenced_by, incident.silence_reason, incident.value) == ("ada", "partner knows", 5_000)
+    assert await told(ledger) == [("dead_letters", "open")]
+
+    later(ledger, 3_600_000)
+    await one.watch()
+    assert await told(ledger) == [("dead_letters", "open"), ("dead_letters", "repeated")]
+
+    assert await ledger.incidents.silence(*SIGN_KEY, until=until + 9 * one_hour, by="ada")
+    assert await ledger.incidents.silence(*SIGN_KEY, until=None, by="bo")
+    assert await ledger.incidents.silence(*SIGN_KEY, until=until + 9 * one_hour, by="ada")
+    eyes.seen = Seen([], ALL_SOURCES)
+    later(ledger, 600_000)
+    await one.watch()
+    assert await ledger.incidents.open() == []
+    eyes.seen = Seen([SIGN], ALL_SOURCES)
+    later(ledger, 1_000)
+    await one.watch()
+    (again,) = await ledger.incidents.open()
+    assert (again.number, again.silenced_until) == (2, None)
+    assert [state for _, state in await told(ledger)] == ["open", "repeated", "open"]
+    entries = [entry for entry in await ledger.audit.read() if entry.action.startswith("incident.")]
+    assert [(entry.actor, entry.action) for entry in entries][::-1] == [
+        ("ada", "incident.silence"),
+        ("ada", "incident.silence"),
+        ("bo", "incident.unsilence"),
+        ("ada", "incident.silence"),
+    ]
+    assert entries[-1].subject == "dead_letters/mails-dlq"
+
+
+@pytest.mark.requirement("D-91")
+async def test_a_silence_that_begins_while_a_watcher_looks_stays(ledger: Ledger) -> None:
+    """What it writes was read before."""
+    eyes = Eyes(SIGN)
+    one = watcher(ledger, eyes)
+    await one.watch()
+
+    async def silence() -> None:
+        until = datetime.now(UTC) + timedelta(hours=1)
+        await ledger.incidents.silence(*SIGN_KEY, until=until, by="ada")
+
+    eyes.before = silence
+    later(ledger, 1_000)
+    await one.watch()
+    (incident,) = await ledger.incidents.open()
+    assert incident.silenced_by == "ada"
 
 
 async def test_three_watchers_tell_once(ledger: Ledger) -> None:

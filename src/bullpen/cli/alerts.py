@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 from bullpen._kernel.command_line import command_line
-from bullpen.cli.arguments import ByOption
-from bullpen.cli.context import OnServer, WrongCommand, whoami
+from bullpen.cli.arguments import ByOption, duration
+from bullpen.cli.context import Done, OnServer, WrongCommand, whoami
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Group
+from bullpen.cli.tree import Argument, Group, Option
 
 app = Group()
 
@@ -38,9 +39,52 @@ async def send_test(at: OnServer, by: ByOption = None) -> None:
     at.say(ids, *(f"stored: {each}; `{command_line('outbox show', each)}` shows its state" for each in ids))
 
 
+RuleArgument = Annotated[str, Argument("RULE", "The alert, as listed.")]
+SubjectArgument = Annotated[str, Argument("SUBJECT", "What it is about, as listed.")]
+
+
+@app.command()
+async def silence(
+    at: OnServer,
+    rule: RuleArgument,
+    subject: SubjectArgument,
+    reason: Annotated[str, Option(metavar="TEXT", help="Reason, shown to others later.")],
+    for_: Annotated[str, Option("--for", metavar="TIME", help="So long: 30m, 2h, 1d.")] = "2h",
+    by: ByOption = None,
+) -> None:
+    """Send no further alert of an open incident for a time; a new incident is reported again."""
+    until = datetime.now(UTC) + duration("--for", for_)
+    await _silence(at, rule, subject, until, by, reason)
+    at.say({"rule": rule, "subject": subject, "silencedUntil": until}, f"silenced until {at.when(until)}")
+
+
+@app.command()
+async def unsilence(at: OnServer, rule: RuleArgument, subject: SubjectArgument, by: ByOption = None) -> None:
+    """Tell again of an incident that was silenced."""
+    await _silence(at, rule, subject, None, by, "")
+    at.say({"rule": rule, "subject": subject, "silencedUntil": None}, "people are told again")
+
+
+async def _silence(at: OnServer, rule: str, subject: str, until: datetime | None, by: str | None, reason: str) -> None:
+    from bullpen.app import Bullpen
+
+    async with Bullpen(at.redis, prefix=at.prefix) as opened:
+        done = opened.settings.has_ledger() and await opened.ledger.incidents.silence(
+            rule, subject, until=until, by=by or whoami(), reason=reason, note={"via": "command"}
+        )
+    if not done:
+        raise Done(f"no incident {rule!r} of {subject!r} is open; `bullpen alerts list` shows which are")
+
+
 def to_json(incident: Any) -> dict[str, Any]:
     shown = {name: getattr(incident, name) for name in ("rule", "subject", "number", "value", "message", "fix")}
-    return {**shown, "openedAt": incident.opened_at, "toldAt": incident.told_at}
+    return {
+        **shown,
+        "openedAt": incident.opened_at,
+        "toldAt": incident.told_at,
+        "silencedUntil": incident.silenced_until,
+        "silencedBy": incident.silenced_by,
+    }
 
 
 INCIDENTS = Record(
@@ -50,6 +94,7 @@ INCIDENTS = Record(
         Column("subject"),
         Column("what", "message", least=20),
         Column("since", "openedAt", worth=1),
+        Column("silenced until", "silencedUntil", worth=1),
         Column("fix", worth=2, least=20),
     ),
 )

@@ -46,6 +46,10 @@ async def dashboard(
         Option(metavar="NAME", help="Only ask for a password and store it in the password file."),
     ] = None,
     role: Annotated[str, Option(help="With --add-user: viewer, operator or admin.")] = "viewer",
+    queues: Annotated[
+        str | None,
+        Option(metavar="PATTERNS", help="With --add-user: the role holds for these queues only, with commas: mail-*."),
+    ] = None,
 ) -> None:
     """Serve the web dashboard until SIGTERM or Ctrl-C. It runs no jobs.
 
@@ -59,7 +63,7 @@ async def dashboard(
     with obeying(CommandLine(redis=at.redis, prefix=at.prefix)):
         app = Bullpen() if target is None else load_app(target)
     if add_user is not None:
-        _add_user(app.settings.dashboard, add_user, role)
+        _add_user(app.settings.dashboard, add_user, role, queues)
         return
     stopped = on_signals()
     async with app:
@@ -102,7 +106,7 @@ def make_service(app: Bullpen, address: str, *, public: bool) -> Service:
     return service
 
 
-def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
+def _add_user(settings: DashboardSettings, name: str, role: str, queues: str | None) -> None:
     """Write one user to the file, which only its owner may read."""
     from bullpen.dashboard.access import Role, hash_password
 
@@ -123,7 +127,10 @@ def _add_user(settings: DashboardSettings, name: str, role: str) -> None:
         {"key": secrets.token_hex(32), "users": {}} if known_users is None else json.loads(known_users)
     )
     known = content["users"].get(name, {})
-    content["users"][name] = {**known, "password": hash_password(password), "role": role}
+    changed: dict[str, Any] = {"password": hash_password(password), "role": role}
+    if queues is not None:
+        changed["queues"] = [each.strip() for each in queues.split(",") if each.strip()]
+    content["users"][name] = {**known, **changed}
     # A name that nobody can guess: what another user of the machine put there would be his, and the keys with it.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600), "w") as file:

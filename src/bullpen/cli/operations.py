@@ -20,6 +20,7 @@ from bullpen.cli.tree import Argument, Group
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
+    from bullpen.ledger import Ledger
     from bullpen.ops.operations import Operation, Operations, OperationView
 
 app = Group()
@@ -34,7 +35,10 @@ async def operations_of(opened: Bullpen) -> AsyncIterator[Operations]:
     """Those of the app's server."""
     from bullpen.ops.operations import Operations
 
-    operations = Operations(opened.connection, opened.prefix, opened.actions, opened.dead_letters)
+    async def ledger() -> Ledger | None:
+        return opened.ledger if opened.settings.has_ledger() else None
+
+    operations = Operations(opened.connection, opened.prefix, opened.actions, opened.dead_letters, ledger=ledger)
     try:
         yield operations
     finally:

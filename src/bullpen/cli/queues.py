@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -16,6 +17,7 @@ from bullpen.cli.context import OnServer, WrongCommand
 from bullpen.cli.follow import follow_queues
 from bullpen.cli.show import Column, Record, instant, say
 from bullpen.cli.tree import Argument, Group, Option
+from bullpen.ops.status import duration_text
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -59,6 +61,32 @@ async def show(at: OnServer, queue: QueueArgument) -> None:
         since = f" at {at.when(instant(note['atMs']))}" if note["atMs"] else ""
         why = f": {note['reason']}" if note["reason"] else ""
         say(f"paused by {note['by'] or 'another client'}{since}{why}")
+
+
+@app.command()
+async def history(
+    at: OnServer,
+    queue: QueueArgument,
+    range: Annotated[str, Option(metavar="RANGE", help="1h, 24h, 7d or 30d.")] = "1h",
+    name: Annotated[str, Option(metavar="NAME", help="Only jobs of this name.")] = "",
+) -> None:
+    """Show what the jobs of a queue did: throughput, failures, and how long they waited and ran."""
+    import msgspec
+
+    from bullpen.ops.history import history_view
+    from bullpen.ops.views.queues import OPERATIONS
+    from bullpen.wire.keys import QueueKeys
+
+    async with at.queue(queue) as (app, opened):
+        marks = QueueKeys(app.prefix, OPERATIONS)
+        view = await history_view(app.connection, opened.keys, marks, over=range, name=name)
+    if at.as_json:
+        at.say(msgspec.to_builtins(view))
+        return
+    points = [msgspec.to_builtins(each) for each in view.points if each.done or each.failed or each.retried]
+    at.list(HISTORY, points, empty=f"nothing ended in the last {range}")
+    if view.estimated_from is not None:
+        say(f"estimated from {view.estimated_from} jobs")
 
 
 @app.command()
@@ -351,6 +379,11 @@ def _rate(lane: dict[str, Any]) -> str:
     return "" if rate is None else f"{rate['max']} per {rate['durationMs']} ms"
 
 
+def _time(what: str, share: str, point: dict[str, Any]) -> str:
+    found = point[what][share]
+    return "" if found is None else duration_text(round(found))
+
+
 _PAUSED = Column("", lambda each: "paused" if each["paused"] else "")
 QUEUES = Record(
     lambda each: each,
@@ -365,6 +398,18 @@ QUEUES = Record(
         Column("failed"),
         Column("dead letters", "deadLetters", worth=1),
         _PAUSED,
+    ),
+)
+HISTORY = Record(
+    lambda each: each,
+    (
+        Column("from", lambda each: instant(each["atMs"])),
+        *(Column(title, is_number=True) for title in ("done", "failed", "retried")),
+        *(
+            Column(f"{what} {share}", partial(_time, what, share), is_number=True, worth=worth)
+            for what in ("wait", "run")
+            for share, worth in (("p50", 1), ("p95", 0), ("p99", 2))
+        ),
     ),
 )
 LANES = Record(

@@ -168,9 +168,20 @@ async def resume(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument)
 
 
 @app.command()
-async def run(at: OnServer, queue: QueueArgument, schedule: ScheduleArgument) -> None:
+async def run(
+    at: OnServer,
+    queue: QueueArgument,
+    schedule: ScheduleArgument,
+    extra: Annotated[
+        bool, Option("--extra", help="Add one more job instead; all firings stay where they are.")
+    ] = False,
+) -> None:
     """Run the next job of a schedule now. The job after it runs at its own time."""
     async with at.acting(queue) as (opened, actions):
+        if extra:
+            done = await actions.do("schedule.once", queue, schedule)
+            at.say({"added": done}, done)
+            return
         found = await opened.get_scheduler(schedule)
         await actions.do("schedule.run", queue, schedule)
     job_id = "" if found is None else found.job_id

@@ -17,8 +17,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,9 +93,18 @@ class Visitor:
     """Sees objects of these tenants only; empty: of all."""
     payloads: bool = False
     """Lets a viewer see payloads too."""
+    queues: tuple[str, ...] = ()
+    """The role holds for these queues only, by patterns such as `mail-*`; elsewhere he is a viewer. Empty: for all."""
 
     def __post_init__(self) -> None:
         check_texts("tenants", self.tenants)
+        check_texts("queues", self.queues)
+
+    def on(self, queue: str) -> Visitor:
+        """Who this is for one queue, or with an empty name for what belongs to none."""
+        if not self.queues or (queue and any(fnmatchcase(queue, pattern) for pattern in self.queues)):
+            return self
+        return replace(self, role=Role.VIEWER)
 
     def may(self, permission: Permission) -> bool:
         return permission in _GRANTS[self.role] or (permission is Permission.PAYLOADS and self.payloads)
@@ -361,8 +371,8 @@ def _version(entry: Mapping[str, Any]) -> str:
 
 
 def _as_principal(user: str, entry: Mapping[str, Any]) -> Visitor:
-    tenants = tuple(str(each) for each in entry.get("tenants", ()))
-    return Visitor(user, Role(entry.get("role", "viewer")), tenants, bool(entry.get("payloads")))
+    tenants, queues = (tuple(str(each) for each in entry.get(name, ())) for name in ("tenants", "queues"))
+    return Visitor(user, Role(entry.get("role", "viewer")), tenants, bool(entry.get("payloads")), queues)
 
 
 def _words(text: str) -> set[str]:

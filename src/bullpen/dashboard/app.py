@@ -38,6 +38,7 @@ from bullpen.dashboard.render import STATIC, render
 from bullpen.dashboard.routes import FLASH, Context, Page, PageRoute
 from bullpen.errors import BullpenError, InvalidOption
 from bullpen.ops.doctor import Advice
+from bullpen.ops.symptoms import DEAD_SUFFIX
 from bullpen.settings import DashboardSettings
 
 __all__ = ["Dashboard", "make_access", "make_dashboard"]
@@ -95,6 +96,8 @@ class Dashboard:
         process runs only what is asked for here. Safe to call twice."""
         if not self.settings.read_only:
             self.desk.operations.start()
+            if self.desk.app.settings.dashboard.history:
+                self.desk.estimator.start()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -126,6 +129,8 @@ class Dashboard:
         self.rates.count(request.client if principal is None else principal.name)
         if request.method not in SAFE_METHODS:
             await self._check_change(context)
+        if principal is not None and principal.queues:
+            context.principal = principal = principal.on(await _queue_of(context))
         if principal is not None and not route.open:
             if principal.tenants and not request.segments and not request.is_api:
                 return context.redirect(context.url(first_page(self, principal)))
@@ -232,6 +237,17 @@ class Dashboard:
                 await self.aclose()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+async def _queue_of(context: Context) -> str:
+    """The queue whose objects a request is about, by its path; of dead letters by their store. Empty: none, or many."""
+    if queue := context.path.get("queue", ""):
+        return queue
+    store = context.path.get("store", "")
+    if context.request.segments[:2] == ("dead-letters", "act"):  # the deed takes the form's word, so this does, too
+        is_form = context.request.method not in SAFE_METHODS
+        store = (await context.request.form()).get("store", "") if is_form else context.query.get("store", "")
+    return store.removesuffix(DEAD_SUFFIX)
 
 
 def make_dashboard(

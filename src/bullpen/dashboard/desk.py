@@ -18,8 +18,9 @@ from bullpen.app import Bullpen
 from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.once import Once
 from bullpen.errors import BullpenError, ConnectionLost, EmbeddedError, InvalidOption, LedgerNotReady
-from bullpen.ops.actions import Actions, Actor, AuditRecord
+from bullpen.ops.actions import EVERY_ENTRY, Actions, Actor, AuditRecord, AuditSearch
 from bullpen.ops.alert_options import SymptomLimits
+from bullpen.ops.estimates import Estimator
 from bullpen.ops.hub import Hub, Sampler
 from bullpen.ops.operations import Operations
 from bullpen.ops.overview import QueueSnapshot, Snapshot
@@ -56,6 +57,7 @@ class Desk:
         self._sampler: Sampler | None = None
         self._hub: Hub | None = None
         self._operations: Operations | None = None
+        self._estimator: Estimator | None = None
         self.patience_s = _PATIENCE_S
         """How long a page waits for a store before it says that it does not answer."""
         self.away_since: dict[str, float] = {}
@@ -74,6 +76,14 @@ class Desk:
         return self._hub
 
     @property
+    def estimator(self) -> Estimator:
+        """What other clients did, for the charts."""
+        if self._estimator is None:
+            own = QueueKeys(self.app.prefix, OPERATIONS)
+            self._estimator = Estimator(self.app.connection, self.app.prefix, own, self.sampler.snapshot)
+        return self._estimator
+
+    @property
     def do_once(self) -> Once:
         return Once(self.app.connection, QueueKeys(self.app.prefix, OPERATIONS))
 
@@ -82,7 +92,12 @@ class Desk:
         """Bulk actions, which this process runs while there are any."""
         if self._operations is None:
             self._operations = Operations(
-                self.app.connection, self.app.prefix, self.actions, self.app.dead_letters, self.forget
+                self.app.connection,
+                self.app.prefix,
+                self.actions,
+                self.app.dead_letters,
+                self.forget,
+                ledger=self.ledger,
             )
         return self._operations
 
@@ -196,20 +211,27 @@ class Desk:
         return Actions(self.queue, await self.trail(), actor)
 
     async def audit(
-        self, *, queues: list[str] | None = None, subject: str | None = None, limit: int = 100
+        self,
+        *,
+        queues: list[str] | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+        search: AuditSearch = EVERY_ENTRY,
     ) -> list[AuditRecord]:
         """Who did what, newest first: to these queues, else to all that are known."""
         trail = await self.trail()
         if queues is None:
             looks = (await self.snapshot()).looks[:100]
             queues = ["dashboard", *(each.queue for each in looks), *(f"{each.queue}-dlq" for each in looks)]
-        return await self.within(trail.read(queues, subject=subject, limit=limit))
+        return await self.within(trail.read(queues, tenant_id=tenant_id, limit=limit, search=search))
 
     async def pause(self, name: str) -> PauseNote | None:
         """Who paused a queue; None: it is not paused."""
         return await self.within(self.once(("pause", name), lambda: read_pause(self.queue(name)), for_s=2.0))
 
     async def aclose(self) -> None:
+        if self._estimator is not None:
+            await self._estimator.aclose()
         if self._operations is not None:
             await self._operations.aclose()
         if self._hub is not None:

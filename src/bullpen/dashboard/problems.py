@@ -35,7 +35,7 @@ def as_problem(error: BullpenError) -> PageProblem:
     return PageProblem(503 if "Lost" in type(error).__name__ else 409, text)
 
 
-async def or_form(context: Context, form: Form, work: Callable[[], Awaitable[PageAnswer]]) -> Page | PageAnswer:
+async def or_form(context: Context, form: Form, work: Callable[[], Awaitable[Page | PageAnswer]]) -> Page | PageAnswer:
     """Do it; what cannot be done as it was typed is said in the form, which keeps all that was typed."""
     try:
         return await work()

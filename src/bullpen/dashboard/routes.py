@@ -66,6 +66,10 @@ class PageRoute:
     key: str = ""
     """Opens it after `g`."""
     needs_ledger: bool = False
+    view: Any = None
+    """The type of its JSON; None: not described further."""
+    produces: tuple[str, ...] = ()
+    """What it answers under the API instead of JSON."""
     needs_workflows: bool = False
     """In the menu only of a dashboard whose app has workflows."""
 

@@ -37,6 +37,8 @@ class AuditEntry:
     detail: Any
     login: str | None = None
     """Who was logged in, by PostgreSQL's own word; `actor` is whom that login named."""
+    id: int = 0
+    """Grows with every entry."""
 
 
 class AuditLog:
@@ -61,32 +63,46 @@ class AuditLog:
             await connection.execute(sa.text(sql.audit_entries), {"rows": encode_rows([entry])})
 
     async def read(
-        self, *, subject: str | None = None, tenant_id: str | None = None, limit: int = 100
+        self,
+        *,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+        actor: str = "",
+        action: str = "",
+        about: str = "",
+        since: datetime | None = None,
+        until: datetime | None = None,
+        before: int | None = None,
     ) -> list[AuditEntry]:
-        """The newest entries first."""
+        """The newest entries first. `actor`, `action` and `about` are parts of what stands there, in any case of
+        letters; `before` is the id of the last entry of the page before."""
         check_int("limit", limit, minimum=1)
         columns = tables.audit.c
         query = sa.select(
-            *(
-                columns.at,
-                columns.actor,
-                columns.action,
-                columns.subject,
-                columns.tenant_id,
-                columns.detail,
-                columns.login,
-            )
+            *(columns.id, columns.at, columns.actor, columns.action),
+            *(columns.subject, columns.tenant_id, columns.detail, columns.login),
         )
-        if subject is not None:
-            query = query.where(columns.subject == subject)
-        if tenant_id is not None:
-            query = query.where(columns.tenant_id == tenant_id)
+        for column, part in ((columns.actor, actor), (columns.action, action), (columns.subject, about)):
+            if part:
+                query = query.where(column.icontains(part, autoescape=True))
+        for wanted in (
+            None if subject is None else columns.subject == subject,
+            None if tenant_id is None else columns.tenant_id == tenant_id,
+            None if since is None else columns.at >= since,
+            None if until is None else columns.at < until,
+            None if before is None else columns.id < before,
+        ):
+            if wanted is not None:
+                query = query.where(wanted)
         query = query.order_by(columns.id.desc()).limit(limit)
         options = {"schema_translate_map": self._database.translate_map}
         async with self._database.transaction(tenant=tenant_id) as connection:
             rows = (await connection.execute(query, execution_options=options)).all()
         return [
-            AuditEntry(row.at, row.actor, row.action, row.subject, row.tenant_id, _decoded(row.detail), row.login)
+            AuditEntry(
+                *(row.at, row.actor, row.action, row.subject, row.tenant_id, _decoded(row.detail), row.login, row.id)
+            )
             for row in rows
         ]
 

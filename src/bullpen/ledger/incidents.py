@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,12 +23,14 @@ from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
 from bullpen.ledger.enqueue import Enqueuer
-from bullpen.ledger.records import OutboxItem
+from bullpen.ledger.records import OutboxItem, check_text, encode_rows, one_line
 from bullpen.ledger.tables import to_datetime
 
 _table: Final = tables.incidents
 _TURN: Final = "alerts"
 _KEY: Final = ("rule", "subject")
+_SILENCE: Final = ("silenced_until", "silenced_by", "silence_reason")
+NO_NOTE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 IncidentKey = tuple[str, str]
 """Rule and subject."""
@@ -50,6 +54,14 @@ class Incident:
     value: int
     message: str
     fix: str
+    silenced_until: datetime | None = None
+    """Nobody is told of it before."""
+    silenced_by: str | None = None
+    silence_reason: str | None = None
+
+    def is_silent(self, now: datetime) -> bool:
+        """Whether nobody is to be told of it."""
+        return self.silenced_until is not None and now < self.silenced_until
 
     @property
     def key(self) -> IncidentKey:
@@ -118,6 +130,42 @@ class Incidents:
         told = [incident for incident in found if incident.resolved_at is None and incident.told_at is not None]
         return sorted(told, key=lambda incident: (incident.opened_at, incident.key))
 
+    async def silence(
+        self,
+        rule: str,
+        subject: str,
+        *,
+        until: datetime | None,
+        by: str,
+        reason: str = "",
+        note: Mapping[str, Any] = NO_NOTE,
+    ) -> bool:
+        """Tell nobody of an open incident before `until`; None: tell again. False when there is none. Audited."""
+        check_text("rule", rule, 60)
+        by, why = one_line(by, 120), one_line(reason) or None
+        async with self._database.transaction_without_tenant() as connection:
+            change = (
+                _table.update()
+                .where(_table.c.rule == rule, _table.c.subject == subject, _table.c.resolved_at.is_(None))
+                .values(
+                    silenced_until=until,
+                    silenced_by=None if until is None else by,
+                    silence_reason=None if until is None else why,
+                )
+            )
+            if not (await self._run(connection, change)).rowcount:
+                return False
+            detail = {**note, "until": None if until is None else until.isoformat(), "reason": why}
+            entry = {
+                "actor": by,
+                "action": "incident.unsilence" if until is None else "incident.silence",
+                "subject": one_line(f"{rule}/{subject}", 200),
+                "tenant_id": None,
+                "detail": msgspec.json.encode({name: value for name, value in detail.items() if value}).decode(),
+            }
+            await connection.execute(sa.text(self._sql.audit_entries), {"rows": encode_rows([entry])})
+        return True
+
     # ---- inside -------------------------------------------------------------------------------------------------
 
     @property
@@ -132,7 +180,13 @@ class Incidents:
     def _save(self, incident: Incident) -> Any:
         insert = (postgresql.insert if self._database.is_postgres else sqlite.insert)(_table)
         values = asdict(incident)
-        rest = {name: value for name, value in values.items() if name not in _KEY}
+        # A silence that was begun since this incident was read stays; a new incident has none.
+        is_same = _table.c.number == incident.number
+        rest = {
+            name: sa.case((is_same, _table.c[name]), else_=None) if name in _SILENCE else value
+            for name, value in values.items()
+            if name not in _KEY
+        }
         return insert.values(**values).on_conflict_do_update(index_elements=_KEY, set_=rest)
 
     async def _run(self, connection: AsyncConnection, statement: Any) -> Any:

@@ -165,6 +165,35 @@ class Looks:
         async with self._database.statement(reads=True) as connection:
             return await self._read(connection, query, RecentAttempt)
 
+    async def count_rows(
+        self,
+        *,
+        status: str,
+        integration_type: str | None = None,
+        error_code: str | None = None,
+        tenant_id: str | None = None,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        most: int = 100_000,
+    ) -> int:
+        """How many rows of the outbox fit; `most` and one more when there are more."""
+        check_int("most", most, minimum=1)
+        columns = tables.outbox.c
+        query = sa.select(columns.id).where(columns.status == status)
+        for wanted in (
+            None if integration_type is None else columns.integration_type == integration_type,
+            None if error_code is None else columns.error_code == error_code,
+            None if tenant_id is None else columns.tenant_id == tenant_id,
+            None if since is None else columns.created_at >= since,
+            None if before is None else columns.created_at < before,
+        ):
+            if wanted is not None:
+                query = query.where(wanted)
+        counted = sa.select(sa.func.count()).select_from(query.limit(most + 1).subquery())
+        options = {"schema_translate_map": self._database.translate_map}
+        async with self._database.transaction(tenant=tenant_id) as connection:
+            return int((await connection.execute(counted, execution_options=options)).scalar_one())
+
     async def _read(self, connection: AsyncConnection, query: sa.Select[Any], record: Any) -> list[Any]:
         options = {"schema_translate_map": self._database.translate_map}
         rows: Sequence[Any] = (await connection.execute(query, execution_options=options)).all()

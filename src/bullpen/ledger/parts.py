@@ -37,6 +37,7 @@ _STEPS: Final[Mapping[str, tuple[Part, ...]]] = {
     "0012": ("outbox",),
     "0013": ("outbox", "runs", "workflows"),  # as 0009
     "0014": ("outbox",),
+    "0015": ("alerts",),
 }
 _OPTIONAL: Final[Mapping[str, Part]] = {
     **dict.fromkeys((t.name for t in (tables.runs, tables.run_steps)), "runs"),

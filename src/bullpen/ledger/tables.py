@@ -329,6 +329,10 @@ incidents = sa.Table(
     sa.Column("value", sa.BigInteger, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("fix", sa.Text, nullable=False),
+    # Until then nobody is told of this incident; the next one of the rule and subject is told again.
+    sa.Column("silenced_until", Instant),
+    sa.Column("silenced_by", sa.String(120)),
+    sa.Column("silence_reason", sa.Text),
 )
 
 identity = sa.Table(

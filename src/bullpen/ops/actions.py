@@ -18,10 +18,14 @@ from bullpen._kernel.duration import written_ms
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, JobNotFound, SchedulerNotFound
 from bullpen.ops.pauses import pause_queue, resume_queue
+from bullpen.ops.schedules import template_options
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
-__all__ = ["ACTIONS", "Action", "ActionField", "Actions", "Actor", "AuditRecord", "Deed", "Trail", "find_action"]
+__all__ = [
+    "ACTIONS", "EVERY_ENTRY", "Action", "ActionField", "Actions", "Actor", "AuditRecord", "AuditSearch", "Deed",
+    "Trail", "find_action",
+]  # fmt: skip
 
 logger = get_logger("bullpen.actions")
 
@@ -40,6 +44,30 @@ class AuditRecord:
     detail: Any
     login: str | None = None
     """The login that PostgreSQL reports; `actor` is the name that this login gave, and can be wrong."""
+    cursor: str = ""
+    """Where a page that begins behind this entry begins; empty where there are no pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSearch:
+    """Which entries are wanted. Texts are parts of what stands there, in any case of letters."""
+
+    actor: str = ""
+    action: str = ""
+    subject: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    before: str = ""
+    """The cursor of the last entry of the page before."""
+
+    def fits(self, entry: AuditRecord) -> bool:
+        """Whether an entry is wanted, but for the page."""
+        texts = ((self.actor, entry.actor), (self.action, entry.action), (self.subject, entry.subject))
+        in_time = (self.since is None or entry.at >= self.since) and (self.until is None or entry.at < self.until)
+        return in_time and all(part.casefold() in text.casefold() for part, text in texts)
+
+
+EVERY_ENTRY: Final = AuditSearch()
 
 
 class Trail(Protocol):
@@ -55,7 +83,13 @@ class Trail(Protocol):
         ...
 
     async def read(
-        self, stores: list[str], *, subject: str | None = None, tenant_id: str | None = None, limit: int = 100
+        self,
+        stores: list[str],
+        *,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+        search: AuditSearch = EVERY_ENTRY,
     ) -> list[AuditRecord]:
         """The newest entries about these stores first."""
         ...
@@ -292,6 +326,14 @@ async def _run_schedule(queue: Queue, schedule: str, _: Mapping[str, str]) -> st
     return f"Job {await queue.run_scheduler(schedule)} of {schedule} runs now."
 
 
+async def _run_schedule_once(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
+    found = await queue.get_scheduler(schedule)
+    if found is None:
+        raise SchedulerNotFound(queue.name, schedule)
+    job = await queue.add(found.name, found.data, **template_options(found))
+    return f"Job {job.id} was added; the firings of {schedule} stay where they are."
+
+
 async def _pause_schedule(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
     await queue.pause_scheduler(schedule)
     return f"{schedule} makes no jobs until it is resumed."
@@ -477,11 +519,19 @@ ACTIONS: Final = {
         ),
         Action(
             name="schedule.run",
-            title="Run now",
+            title="Run the next one now",
             says="The next job of this schedule runs now. The run after it starts at its own time.",
             undo="Cannot be undone.",
             perform=_run_schedule,
             command=_on_schedule("run"),
+        ),
+        Action(
+            name="schedule.once",
+            title="Run now",
+            says="One more job with the name, data and options of this schedule runs now. Its firings stay.",
+            undo="Cannot be undone once a worker has taken it; until then the job can be removed.",
+            perform=_run_schedule_once,
+            command=lambda deed: command_line("schedules run", deed.queue, deed.subject, extra=True),
         ),
         Action(
             name="schedule.pause",

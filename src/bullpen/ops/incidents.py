@@ -47,6 +47,8 @@ def judge(known: Incident | None, sign: Symptom | None, now: datetime, telling: 
     if sign is None:
         return _missing(known, now, telling)
     seen = replace(known, seen_at=now, value=sign.value, message=sign.message, fix=sign.fix)
+    if known.is_silent(now):
+        return Judged(seen)
     if known.told_at is None:
         is_due = now - known.opened_at >= _ms(telling.hold_ms)
         return _report(seen, IncidentChange.OPEN, now) if is_due else Judged(seen)
@@ -79,6 +81,8 @@ def _missing(known: Incident, now: datetime, telling: AlertTiming) -> Judged:
         return Judged(None)
     if now - known.seen_at < _ms(telling.resolve_after_ms):
         return Judged(known)
+    if known.is_silent(now):
+        return Judged(replace(known, resolved_at=now))
     return _report(replace(known, resolved_at=now), IncidentChange.RESOLVED, now)
 
 

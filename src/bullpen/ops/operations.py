@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -29,7 +29,10 @@ from bullpen.queue.heads import HeadFilter
 from bullpen.redis import Connection
 from bullpen.worker import Worker
 
-__all__ = ["Operation", "OperationView", "Operations"]
+if TYPE_CHECKING:  # needs an extra
+    from bullpen.ledger import Ledger
+
+__all__ = ["UNKNOWN_OUTCOME", "Operation", "OperationView", "Operations"]
 
 logger = get_logger("bullpen.operations")
 
@@ -42,6 +45,14 @@ _MOST_WALKED: Final = 100_000_000
 _WALKED_PER_STEP: Final = 5_000
 _VERBS: Final = {"retry": "Retry", "promote": "Run now", "remove": "Remove", "pause": "Pause", "resume": "Resume"}
 _LABELS: Final = {"waiting": "ready", "waiting-children": "blocked", "completed": "done"}
+_OF_ROWS: Final = {
+    "confirm": "Mark as delivered: unknown outcomes of",
+    "resend": "Send again: unknown outcomes of",
+    "replay": "Replay",
+}
+UNKNOWN_OUTCOME: Final = "UNKNOWN_OUTCOME"
+"""The error code of dead rows of which nobody knows whether they were delivered."""
+_ROWS_PER_STEP: Final = 100
 _KEEP: Final = 1_000
 _LOOK_EVERY_S: Final = 30.0
 """How soon another process continues an operation whose process died."""
@@ -51,7 +62,7 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     """What was asked for, as it is stored."""
 
     kind: str
-    """`jobs`, `matching`, `queues`, `redrive` or `discard`."""
+    """`jobs`, `matching`, `queues`, `redrive`, `discard`; of rows of the outbox `confirm`, `resend` or `replay`."""
     by: str
     via: str = "dashboard"
     role: str = ""
@@ -70,6 +81,7 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
     since: str = ""
     """Only what was added, or ended, then or later; ISO 8601."""
     store: str = ""
+    """Of dead letters; of rows of the outbox their destination."""
     name: str = ""
     error: str = ""
     fingerprint: str = ""
@@ -102,6 +114,8 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
                 return f"{verb} {'matching' if self.label else 'all'} {state} jobs of {self.queue}"
             case "queues":
                 return f"{verb} {counted(len(self.ids), 'queue')}"
+            case "confirm" | "resend" | "replay":
+                return f"{_OF_ROWS[self.kind]} {self.store or 'all destinations'}"
         what = f": {self.label}" if self.label else " of one cause" if self.fingerprint else ""
         return f"{self.kind.capitalize()} dead letters of {self.store or 'all stores'}{what}"
 
@@ -115,12 +129,19 @@ class Operation(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_
                 return self.label or f"all that were {_LABELS.get(self.state, self.state)} when it was confirmed"
             case "queues":
                 return ", ".join(self.ids[:10]) + (f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else "")
+            case "replay":
+                period = " ".join(part for part in (self.since and f"from {self.since}", f"to {self.until}") if part)
+                return f"what was sent {period}, under the name {self.label}"
+            case "confirm" | "resend":
+                return "dead rows whose outcome is unknown, as they were when it was confirmed"
         what = self.label or (f"of the cause {self.fingerprint}" if self.fingerprint else "all")
         return f"dead letters {what}, as they were when it was confirmed"
 
     @property
     def link(self) -> tuple[str, ...]:
         """The page of what it is done to, as parts of an address."""
+        if self.kind in _OF_ROWS and self.store:
+            return "destinations", self.store
         return ("queues", self.queue) if self.queue else ()
 
 
@@ -166,7 +187,11 @@ class Operations:
         make_actions: Callable[[Actor], Awaitable[Actions]],
         make_console: Callable[[], Awaitable[DeadLetterConsole]],
         changed: Callable[[], None] = lambda: None,
+        *,
+        ledger: Callable[[], Awaitable[Ledger | None]] | None = None,
     ) -> None:
+        """`ledger` is asked for by operations on rows of the outbox."""
+        self._ledger = ledger
         self._connection, self._prefix = connection, prefix
         self._make_actions, self._make_console, self._changed = make_actions, make_console, changed
         self._queue = Queue(OPERATIONS, connection=connection, prefix=prefix)
@@ -293,6 +318,8 @@ class Operations:
                 await self._queues(operation, pace)
             case "redrive" | "discard":
                 await self._letters(operation, pace)
+            case "confirm" | "resend" | "replay":
+                await self._rows(operation, pace)
             case _:
                 raise PermanentError(f"no such operation: {operation.kind}")
         await pace.report(last=True)
@@ -399,6 +426,45 @@ class Operations:
             except BullpenError as error:
                 pace.note_failure(entry_id, error)
 
+    async def _rows(self, operation: Operation, pace: _OperationProgress) -> None:
+        """Rows of the outbox, by pages. A process that goes on with it begins anew: what was decided no longer fits,
+        and what was replayed under this name is not replayed again."""
+        from bullpen.ledger import OutboxStatus
+
+        ledger = None if self._ledger is None else await self._ledger()
+        if ledger is None:
+            raise PermanentError("this process has no ledger; the operation needs one that has")
+        is_replay, outbox, tenant = operation.kind == "replay", ledger.outbox, operation.tenant or None
+        left, after = (operation.most or operation.total) - pace.done, None
+        per_page = max(1, min(_ROWS_PER_STEP, int(operation.rate))) if operation.rate else _ROWS_PER_STEP
+        while left > 0:
+            found = await outbox.find(
+                status=OutboxStatus.SENT if is_replay else OutboxStatus.DEAD,
+                error_code=None if is_replay else UNKNOWN_OUTCOME,
+                integration_type=operation.store or None,
+                tenant_id=tenant,
+                since=_instant(operation.since),
+                before=_instant(operation.until),
+                after_seq=after,
+                limit=min(per_page, left),
+            )
+            if not found or not await pace.next(len(found)):
+                return
+            after = found[-1].seq
+            ids = [row.id for row in found if not is_replay or "replayOf" not in row.headers]
+            if is_replay:
+                new_key = operation.verb == "new-key"
+                done = await outbox.replay(
+                    ids, by=operation.by, label=operation.label, new_key=new_key, tenant_id=tenant
+                )
+            elif operation.kind == "confirm":
+                done = await outbox.confirm(ids, by=operation.by, tenant_id=tenant)
+            else:
+                done = await outbox.redrive(ids, by=operation.by, tenant_id=tenant)
+            pace.done += len(done)
+            pace.skipped += len(found) - len(done)
+            left -= len(done)
+
 
 class _OperationProgress:
     """How far an operation is, how fast it may go, and whether it shall end."""
@@ -448,6 +514,10 @@ class _OperationProgress:
 
 def _ms(text: str) -> int | None:
     return int(datetime.fromisoformat(text).timestamp() * 1000) if text else None
+
+
+def _instant(text: str) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def _actor(operation: Operation) -> Actor:

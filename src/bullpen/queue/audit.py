@@ -58,10 +58,16 @@ class AuditStreams:
         await door.call("XADD", key, "MAXLEN", "~", _MOST, "*", *flat)
         await door.call("EXPIRE", key, _KEPT_S)
 
-    async def read(self, store: str, *, limit: int = 100) -> list[StreamEntry]:
+    async def read(
+        self, store: str, *, limit: int = 100, since: datetime | None = None, until: datetime | None = None
+    ) -> list[StreamEntry]:
         """The newest entries about a store first."""
-        key = self._key(store)
-        entries = await self._connection.shared_door(key).call("XREVRANGE", key, "+", "-", "COUNT", limit)
+        key, newest, oldest = self._key(store), "+", "-"
+        if until is not None:
+            newest = f"({max(1, round(until.timestamp() * 1000))}-0"
+        if since is not None:
+            oldest = str(max(0, round(since.timestamp() * 1000)))
+        entries = await self._connection.shared_door(key).call("XREVRANGE", key, newest, oldest, "COUNT", limit)
         return [_entry(entry_id, flat) for entry_id, flat in entries]
 
     def _key(self, store: str) -> str:

@@ -618,6 +618,22 @@ class QueueFace:
         """
         return self._run(self._inner.upsert_scheduler(scheduler_id, name, data, **options))
 
+    def change_scheduler(
+        self,
+        scheduler_id: str,
+        *,
+        every: int | timedelta | str | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        data: Any = None,
+    ) -> SchedulerRecord:
+        """Change when a scheduler fires, or the data of its jobs; all else stays as it is, a pause too.
+
+        Without `every` and `cron` its rule stays. Raises SchedulerNotFound, and InvalidOption before anything is
+        written. A task that declares the scheduler writes its own rule again when its app starts.
+        """
+        return self._run(self._inner.change_scheduler(scheduler_id, every=every, cron=cron, tz=tz, data=data))
+
     def remove_scheduler(self, scheduler_id: str) -> bool:
         """End a scheduler and its job to come; False when there was none. A job of it that already waits or runs
         is the last."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Unpack
 
 from bullpen._kernel import json
@@ -24,6 +25,7 @@ from bullpen.queue.base import QueuePart
 from bullpen.queue.packing import call_ttl_ms, clock_and_version
 from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
+from bullpen.wire.links import FLAGS, check_on_failure
 from bullpen.wire.options import JobOptions, make_options
 from bullpen.wire.records import check_job_name, read_int
 from bullpen.wire.schedules import (
@@ -63,17 +65,32 @@ class Upsert:
         is_declared: bool = False,
     ) -> None:
         self.id, self._keys = check_scheduler_id(scheduler_id), keys
+        on_failure = options.get("on_failure")
+        check_on_failure(on_failure)
+        options = {option: value for option, value in options.items() if option != "on_failure"}
         self.schedule, template = split_options(options, defaults)
         self._name = check_job_name(self.id if name is None else name)
         self.data = json.encode({} if data is None else data)
         """A codec seals it before it is sent."""
         self._opts = template.to_wire()
+        if on_failure is not None and (flag := FLAGS[on_failure]):
+            self._opts[flag] = True
         self._lifo, self._priority = template.lifo, template.wire_priority
         json.check_payload_size(len(self.data), len(template.wire_json))
         self._head = options_head(self._opts, self.id, f"repeat:{self.id}:", {**self.schedule.repeat, "count": 1})
         stored = {**self.schedule.fields, "name": self._name}
         parts = (stored, self.schedule.offset_ms, self._opts, self.data.decode())
         self._digest = digest(*parts) if is_declared else ""
+
+    @classmethod
+    def change(cls, keys: QueueKeys, found: SchedulerRecord, rule: Mapping[str, Any], data: Any) -> Upsert:
+        """Another rule or other data for a stored scheduler; the options of its jobs stay as whoever made it wrote
+        them."""
+        made = cls(keys, found.id, found.name, data, rule, JobOptions())
+        made._opts = {name: value for name, value in found.opts.stored().items() if name != "repeat"}
+        made._lifo, made._priority = found.opts.lifo, found.opts.priority
+        made._head = options_head(made._opts, found.id, f"repeat:{found.id}:", {**made.schedule.repeat, "count": 1})
+        return made
 
     @property
     def needs_time(self) -> bool:
@@ -122,6 +139,30 @@ def split_options(options: Mapping[str, Any], defaults: JobOptions) -> tuple[Sch
     rule = {name: value for name, value in options.items() if name in SCHEDULE_NAMES}
     rest = {name: value for name, value in options.items() if name not in SCHEDULE_NAMES}
     return make_schedule(rule), make_options(defaults, **rest)
+
+
+def changed_rule(
+    found: SchedulerRecord, *, every: int | timedelta | str | None, cron: str | None, tz: str | None
+) -> dict[str, Any]:
+    """The options of a stored scheduler with another rule. What fits only the old rule is left out."""
+    if every is None and cron is None:
+        every, cron = found.every_ms, found.pattern
+    kept: dict[str, Any] = {
+        "start": _instant(found.starts_ms),
+        "end": _instant(found.ends_ms),
+        "limit": found.limit,
+        "overlap": found.overlap,
+        "catch_up": found.catch_up,
+        "grace": found.grace_ms if found.catch_up == "skip" else None,
+        "jitter": found.jitter_ms or None,
+    }
+    if cron is not None:
+        return {**kept, "cron": cron, "tz": tz or found.zone, "every": every}
+    return {**kept, "every": every, "offset": found.offset_ms or None if every == found.every_ms else None}
+
+
+def _instant(ms: int | None) -> datetime | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def later_ms(jitter_ms: int) -> int:
@@ -232,6 +273,25 @@ class Scheduling(QueuePart):
         anything is written, JobStateConflict when stored jobs hold all its next times. It may be repeated.
         """
         upsert = Upsert(self._keys, scheduler_id, name, data, options, self._defaults)
+        return (await self._upsert(upsert))[0]
+
+    async def change_scheduler(
+        self,
+        scheduler_id: str,
+        *,
+        every: int | timedelta | str | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        data: Any = None,
+    ) -> SchedulerRecord:
+        """Change when a scheduler fires, or the data of its jobs; all else stays as it is, a pause too.
+
+        Without `every` and `cron` its rule stays. Raises SchedulerNotFound, and InvalidOption before anything is
+        written. A task that declares the scheduler writes its own rule again when its app starts.
+        """
+        found = await self._must_find(scheduler_id)
+        rule = changed_rule(found, every=every, cron=cron, tz=tz)
+        upsert = Upsert.change(self._keys, found, rule, found.data if data is None else data)
         return (await self._upsert(upsert))[0]
 
     async def _upsert(self, upsert: Upsert) -> tuple[SchedulerRecord, bool]:

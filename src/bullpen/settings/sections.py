@@ -418,5 +418,7 @@ class DashboardSettings:
     """Names this installation on every page and in every confirmation: `production`."""
     colour: LabelColour = option("grey", choice(LabelColour))
     """Of the label."""
+    history: bool = option(True)
+    """Worker processes tell every ten seconds what they do, and add what their jobs did to the charts."""
     frame_ancestors: str | None = option(None, WORDS)
     """Origins whose pages may show the dashboard in a frame; none by default."""

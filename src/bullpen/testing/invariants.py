@@ -110,8 +110,8 @@ def check_server(client: redis.Redis, *, in_flight: bool = False) -> list[Violat
     queues = _queues_among(client, keys := list(_scan(client, "*")))
     found = [violation for queue in queues for violation in check_queue(client, *queue, in_flight=in_flight)]
     bases = tuple(f"{prefix}:{name}:" for prefix, name in queues)
-    # What people did outlives the queue that it was done to; some are there before it. All end by themselves.
-    alone = (":bp:audit:log", ":bp:once:", ":outbox:bp:queues:filled")
+    # What people did, and what jobs did, outlives the queue; some are there before it. All end by themselves.
+    alone = (":bp:audit:log", ":bp:beats:", ":bp:history:", ":bp:marks:", ":bp:once:", ":outbox:bp:queues:filled")
     strays = sorted(key for key in keys if not key.startswith(bases) and not any(part in key for part in alone))
     return found + [Violation("", "stray key", f"{key!r} belongs to no queue") for key in strays]
 

@@ -38,12 +38,15 @@ DEFAULT_PREFIX: Final = "bull"
 
 EXTENSION_KEYS: Final[dict[str, str]] = {
     "bp:audit:": "stream, capped; who did what to dead letters where there is no ledger; always with a TTL",
+    "bp:beats:": "sorted set or string; processes of workers and what each does now; always with a TTL",
     "bp:call:": "string; last numbered call of one caller with its codes and ids; always with a TTL",
     "bp:cancel:": "stream, capped; requests to cancel running jobs; always with a TTL",
     "bp:held:": "sorted set; delayed jobs that the limit of one lane holds back; always with a TTL",
+    "bp:history:": "hash; what jobs did in the minutes and hours of a time, by name; always with a TTL",
     "bp:lanes:": "sorted set; turns of the lanes of one class of priority, or lanes that hold jobs; always with a TTL",
     "bp:letters:": "sorted set, hash or string; index and counters of dead letters, made from them; always with a TTL",
     "bp:limits:": "stream of one entry; limits of the queue were changed; always with a TTL",
+    "bp:marks:": "stream, capped; deploys and other events that charts show; always with a TTL",
     "bp:queues:": "stream, capped; queues that dispatchers of the outbox start to fill; always with a TTL",
     "bp:once:": "string; answer of a request to the dashboard: sent twice, it is done once; always with a TTL",
     "bp:rate:": "string; jobs of one lane that started in the current window; always with a TTL",
@@ -183,9 +186,17 @@ class QueueKeys:
         """Which running jobs somebody wants to end; their workers read it."""
         return f"{self.base}bp:cancel:asked"
 
+    def beats(self, process: str) -> str:
+        """What one process does for this queue now; with `index` which processes there are."""
+        return f"{self.base}bp:beats:{process}"
+
     def held(self, lane: str) -> str:
         """Which delayed jobs are held back by the limit of a lane, in the order in which they go on."""
         return f"{self.base}bp:held:{lane}"
+
+    def history(self, tier: str, period: int) -> str:
+        """What the jobs of one period did, in steps of this tier."""
+        return f"{self.base}bp:history:{tier}:{period}"
 
     def lanes(self, which: str) -> str:
         """The turns of the lanes of a class of priority; or with `held` when to look at the lanes that hold jobs."""
@@ -211,6 +222,11 @@ class QueueKeys:
     def limits_changed(self) -> str:
         """Tells workers that wait for the end of a limit to look again."""
         return f"{self.base}bp:limits:changed"
+
+    @property
+    def marks(self) -> str:
+        """Deploys and other events that charts show; beside the queue of operations."""
+        return f"{self.base}bp:marks:log"
 
     @property
     def queues(self) -> str:

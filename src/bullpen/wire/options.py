@@ -632,6 +632,10 @@ class WireOptions:
         """Ids and headers beside the data. Read when asked for: most jobs have none, and no worker needs it."""
         return JobMeta.from_wire(_read_object(self.raw).get("bpmeta")) if b"bpmeta" in self.raw else _NO_META
 
+    def stored(self) -> dict[str, Any]:
+        """All of them as they are stored."""
+        return dict(_read_object(self.raw))
+
     def to_json(self) -> dict[str, Any]:
         """All stored options with their public names, also those that have no attribute here."""
         stored = _read_object(self.raw)

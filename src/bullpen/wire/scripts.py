@@ -77,6 +77,11 @@ _TABLE = (
         keys=("call",),
         args=("base", "call_number", "call_ttl_ms", "clock_and_version", "name", "opts", "place"),
     ),
+    Script(
+        "add_history",
+        keys=("minutes", "quarters", "hours"),
+        args=("minute_slot", "minute_ttl_s", "quarter_slot", "quarter_ttl_s", "hour_slot", "hour_ttl_s", "most_names"),
+    ),
     Script("add_flow", keys=("call",), args=("call_number", "call_ttl_ms", "clock_and_version")),
     Script("leave_parent", keys=("job",), args=("clock_offset",)),
     Script(
@@ -108,6 +113,7 @@ _TABLE = (
     Script("add_log", keys=("job", "logs"), args=("line", "keep")),
     Script("publish_event", keys=("events",), args=("base", "max_len")),
     Script("read_job", keys=("job",), args=("base", "job_id")),
+    Script("read_sample", keys=("meta",), args=("base", "most_bytes")),
     Script("read_heads", keys=("meta",), args=("base", "most_bytes")),
     Script(
         "find_jobs",

@@ -7,16 +7,18 @@ Elsewhere: actions on rows of the ledger, which write theirs in the same transac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from bullpen.errors import NotConfigured
-from bullpen.ops.actions import AuditRecord
+from bullpen.ops.actions import EVERY_ENTRY, AuditRecord, AuditSearch
 from bullpen.queue.audit import AuditStreams
 
 if TYPE_CHECKING:  # needs an extra
     from bullpen.ledger import Ledger
 
 __all__ = ["AuditTrail"]
+
+_LOOKED_THROUGH: Final = 2_000
 
 
 class AuditTrail:
@@ -45,15 +47,39 @@ class AuditTrail:
             await self._streams.write(store, by, action, subject, tenant_id=tenant_id, detail=detail)
 
     async def read(
-        self, stores: list[str], *, subject: str | None = None, tenant_id: str | None = None, limit: int = 100
+        self,
+        stores: list[str],
+        *,
+        subject: str | None = None,
+        tenant_id: str | None = None,
+        limit: int = 100,
+        search: AuditSearch = EVERY_ENTRY,
     ) -> list[AuditRecord]:
-        """The newest entries about these stores first; of a ledger, about all."""
+        """The newest entries about these stores first; of a ledger, about all. Streams have no pages: of each the
+        newest two thousand of the time are looked through."""
         if self._ledger is not None:
-            rows: list[Any] = list(await self._ledger.audit.read(subject=subject, tenant_id=tenant_id, limit=limit))
+            rows: list[Any] = list(
+                await self._ledger.audit.read(
+                    subject=subject,
+                    tenant_id=tenant_id,
+                    limit=limit,
+                    actor=search.actor,
+                    action=search.action,
+                    about=search.subject,
+                    since=search.since,
+                    until=search.until,
+                    before=int(search.before) if search.before.isascii() and search.before.isdigit() else None,
+                )
+            )
         elif self._streams is None:
             rows = []
         else:
-            rows = [entry for store in stores for entry in await self._streams.read(store, limit=limit)]
+            most = limit if search == EVERY_ENTRY else _LOOKED_THROUGH
+            rows = [
+                entry
+                for store in stores
+                for entry in await self._streams.read(store, limit=most, since=search.since, until=search.until)
+            ]
         found = [
             AuditRecord(
                 at=row.at,
@@ -63,8 +89,10 @@ class AuditTrail:
                 tenant_id=row.tenant_id,
                 detail=row.detail,
                 login=getattr(row, "login", None),
+                cursor=str(getattr(row, "id", "")),
             )
             for row in rows
             if (subject is None or row.subject == subject) and (tenant_id is None or row.tenant_id == tenant_id)
         ]
-        return sorted(found, key=lambda entry: entry.at, reverse=True)[:limit]
+        wanted = found if self._ledger is not None else [entry for entry in found if search.fits(entry)]
+        return sorted(wanted, key=lambda entry: (entry.at, int(entry.cursor or 0)), reverse=True)[:limit]

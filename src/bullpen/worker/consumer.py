@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from bullpen._kernel.duration import to_ms
 from bullpen._kernel.ids import check_queue_name, clean_name, worker_name
@@ -33,8 +33,20 @@ from bullpen.worker.handlers import Runner
 from bullpen.worker.options import WorkerArguments, WorkerOptions
 from bullpen.worker.reader import SECONDS_AFTER_BLOCK
 from bullpen.worker.reports import Callback, Reports, WorkerEvent
+from bullpen.worker.tally import Tally
 
 logger = get_logger("bullpen.worker")
+
+
+class Activity(NamedTuple):
+    """What a worker does at one moment."""
+
+    jobs: tuple[Job, ...]
+    """Those that run, the oldest first."""
+    asked_s: float | None
+    """How long ago it asked the server for jobs; None: not yet."""
+    lag_s: float
+    """For how long its loop has not answered."""
 
 
 class JobConsumer:
@@ -72,6 +84,8 @@ class JobConsumer:
         self._is_paused = self._is_closing = False
         self._close_timeout_s = self.options.close_after_s
         self._ended = asyncio.Event()
+        self.tally: Tally | None = None
+        """Set before it starts by whoever keeps the history of its jobs."""
         self._closing: asyncio.Future[None] | None = None
         self._crash: BaseException | None = None
 
@@ -171,6 +185,23 @@ class JobConsumer:
             return True
         recently_s = self.options.drain_delay_ms / 1000 + 2 * SECONDS_AFTER_BLOCK
         return time.monotonic() - last_exchange < recently_s
+
+    @property
+    def connection(self) -> Connection:
+        """Where its queue is."""
+        return self._connection
+
+    @property
+    def keys(self) -> QueueKeys:
+        return self._keys
+
+    def activity(self) -> Activity:
+        """What it does now, for people who watch."""
+        engine, now = self._engine, time.monotonic()
+        if engine is None:
+            return Activity((), None, 0.0)
+        last = engine.driver.last_exchange
+        return Activity(tuple(engine.runs.running), now - last if last else None, engine.lag_s)
 
     def on(self, event: WorkerEvent, callback: Callback) -> Callback:
         """Call `callback` for an event of this worker.
@@ -272,6 +303,7 @@ class JobConsumer:
             dead_letters=self._dead_letters,
             reports=self._reports,
             runner=self._runner,
+            tally=self.tally,
         )
         self._engine = WorkerEngine(setup, self._slots, self._on_bug)
         if self._is_paused:

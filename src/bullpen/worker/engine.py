@@ -40,6 +40,7 @@ from bullpen.worker.scheduler import Schedulers
 from bullpen.worker.sealed import SealedRuns, Unopened
 from bullpen.worker.settling import JobSettling
 from bullpen.worker.suspects import Suspects
+from bullpen.worker.tally import Tally
 
 logger = get_logger("bullpen.worker")
 
@@ -62,6 +63,8 @@ class Setup:
     dead_letters: DeadLetterWriter | None
     reports: Reports
     runner: Runner
+    tally: Tally | None = None
+    """Counts what its jobs do, where somebody keeps the history."""
 
 
 def dead_letter_writer(keys: QueueKeys, connection: Connection, policy: RetryPolicy) -> DeadLetterWriter | None:
@@ -100,6 +103,7 @@ class WorkerEngine:
         self._settling = JobSettling(
             *(keys, options.lock_ms, self.actions, self.door, setup.dead_letters, self._reports, self.runs),
             on_end=setup.runner.on_end,
+            tally=setup.tally,
         )
         read_door = Door(connection, client_name(keys.prefix, keys.name, setup.name), key=keys.base)
         self.driver = PumpDriver(
@@ -141,6 +145,11 @@ class WorkerEngine:
     @property
     def is_alive(self) -> bool:
         return self._keepalive.is_working_for(self._held)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long its loop has not answered; 0 when it does."""
+        return self._held.lag_s
 
     def _new_exchange(self) -> Exchange:
         setup, options = self._setup, self._setup.options

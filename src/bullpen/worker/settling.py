@@ -33,6 +33,7 @@ from bullpen.worker.exchange import (
 from bullpen.worker.handlers import OnEnd
 from bullpen.worker.reports import Reports
 from bullpen.worker.runs import JobRuns
+from bullpen.worker.tally import Tally
 
 logger = get_logger("bullpen.worker")
 
@@ -60,9 +61,10 @@ class JobSettling:
         reports: Reports,
         runs: JobRuns,
         on_end: OnEnd | None,
+        tally: Tally | None = None,
     ) -> None:
         """`on_end`: who wants to know of every job when its outcome is stored, or why it is not."""
-        self._on_end = on_end
+        self._on_end, self._tally = on_end, tally
         self._keys, self._lock_ms, self._actions, self._door = keys, lock_ms, actions, door
         self._dead_letters, self._reports, self._runs = dead_letters, reports, runs
         self.rounds = 0
@@ -73,6 +75,8 @@ class JobSettling:
     def on_codes(self, settlements: list[JobSettlement], reply: ExchangeReply) -> None:
         self.rounds += 1
         is_told, locked, on_end = self._reports.are_wanted("completed"), self._runs.locked, self._on_end
+        if (tally := self._tally) is not None:
+            tally.note(settlements, reply.codes, reply.now_ms)
         for settlement, code in zip(settlements, reply.codes, strict=True):
             job, outcome = settlement
             if code != DONE or type(outcome) is not Completed:
@@ -87,6 +91,8 @@ class JobSettling:
                 on_end(job, None)
 
     def _on_code(self, job: Job, outcome: Outcome, code: int, now_ms: int) -> None:
+        if self._tally is not None:
+            self._tally.note_other(job, outcome, DONE if code == DONE_WITHOUT_LETTER else code, now_ms)
         if code in (PENDING_CHILDREN, FAILED_CHILDREN):
             self._refuse_completion(job, code)
             return
@@ -154,6 +160,8 @@ class JobSettling:
         why = _CODE_TEXT.get(code, f"code {code}")
         error = JobLockLost(self._keys.name, job.id, 0, why, is_gone=code == NO_JOB)
         self._reports.tell_lock_lost(job, error)
+        if self._tally is not None:
+            self._tally.locks_lost += 1
         if self._on_end is not None:
             self._on_end(job, error)
 

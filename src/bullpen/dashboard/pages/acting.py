@@ -156,7 +156,11 @@ def _address(context: Context, action: Action, queue: str, subject: str) -> str:
 
 def _back(context: Context, action: Action, queue: str, subject: str, *, after: bool = False) -> str:
     if action.kind == "schedule":
-        return context.url("schedules")
+        return (
+            context.url("schedules")
+            if after and action.verb == "remove"
+            else context.url("queues", queue, "schedules", subject)
+        )
     if action.kind == "job" and not (after and action.verb == "remove"):
         return context.url("queues", queue, "jobs", subject)
     if after and action.verb == "obliterate":
@@ -166,7 +170,7 @@ def _back(context: Context, action: Action, queue: str, subject: str, *, after: 
 
 def _routes(pattern: str) -> tuple[Any, ...]:
     return (
-        PageRoute(pattern, preview, Permission.ACT),
+        PageRoute(pattern, preview, Permission.ACT, view=Preview),
         PageRoute(pattern, perform, Permission.ACT, "POST"),
     )
 

@@ -108,7 +108,7 @@ async def add(context: Context) -> Page | PageAnswer:
     name, fields = context.path["queue"], await context.request.form()
 
     async def act() -> PageAnswer:
-        data = _json_of(fields.get("data", ""))
+        data = json_of(fields.get("data", ""))
         given = [each for each in ("delay", "priority", "attempts") if fields.get(each, "").strip()]
         options: dict[str, Any] = {each: _number(each, fields[each]) for each in given}
         if wanted := fields.get("job_id", "").strip():
@@ -136,7 +136,7 @@ async def add(context: Context) -> Page | PageAnswer:
     return await or_form(context, _add_form, act)
 
 
-def _json_of(text: str) -> Any:
+def json_of(text: str) -> Any:
     """The data of the form. Raises InvalidOption with line and column of the first mistake."""
     import json as standard
 
@@ -157,7 +157,7 @@ def _number(name: str, text: str) -> int:
 
 
 ROUTES = (
-    PageRoute("/queues/{queue}/limits", limits),
+    PageRoute("/queues/{queue}/limits", limits, view=LimitsView),
     PageRoute("/queues/{queue}/add", add_form, Permission.ADMIN),
     PageRoute("/queues/{queue}/add", add, Permission.ADMIN, "POST"),
 )

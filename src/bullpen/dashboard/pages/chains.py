@@ -180,4 +180,4 @@ def _move_step(context: Context, move: ChainMove) -> ChainStep:
     )
 
 
-ROUTES = (PageRoute("/chains/{id}", chain, for_tenants=True),)
+ROUTES = (PageRoute("/chains/{id}", chain, for_tenants=True, view=ChainView),)

@@ -37,6 +37,10 @@ class LedgerDeed(msgspec.Struct, rename="camel", frozen=True):
     """Why it cannot be done now."""
     undo_at: str = ""
     """Where it is undone."""
+    choice: str = ""
+    """The label of what is chosen; empty: nothing is."""
+    choices: tuple[tuple[str, str], ...] = ()
+    """Values and their texts, the usual one first."""
 
 
 Prepare = Callable[[Context], Awaitable[LedgerDeed]]
@@ -76,6 +80,6 @@ def deed_routes(
         return await or_form(context, form, act)
 
     return (
-        PageRoute(pattern, preview, Permission.ACT, for_tenants=for_tenants),
+        PageRoute(pattern, preview, Permission.ACT, for_tenants=for_tenants, view=LedgerDeed),
         PageRoute(pattern, perform, Permission.ACT, "POST", for_tenants=for_tenants),
     )

@@ -19,6 +19,7 @@ from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
+from bullpen.ops.operations import UNKNOWN_OUTCOME
 from bullpen.ops.status import WorkStatus
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from bullpen.ledger.looks import RecentAttempt
 
 _SAMPLE: Final = 2_000
+_MOST_UNKNOWN: Final = 1_000
 _WINDOWS: Final = (("5 min", 300_000), ("1 h", 3_600_000), ("24 h", 86_400_000))
 _STATES: Final = {"disabled": WorkStatus.PAUSED, "broken": WorkStatus.DEAD, "probing": WorkStatus.RETRYING}
 
@@ -56,6 +58,8 @@ class DestinationRow(msgspec.Struct, rename="camel", frozen=True):
     waiting: int
     retrying: int
     dead: int
+    unknown: int
+    """Of the dead those whose outcome is unknown; at most a thousand are counted."""
     oldest_due_ms: int
     failing_since_ms: int
     """When the first attempt ended of those that failed one after the other until now; 0: the newest did not fail."""
@@ -114,6 +118,7 @@ def _row(
         waiting=mine.get("PENDING", (0, None))[0] + mine.get("CLAIMED", (0, None))[0],
         retrying=mine.get("FAILED", (0, None))[0],
         dead=mine.get("DEAD", (0, None))[0],
+        unknown=0,
         oldest_due_ms=min((due for due in waits if due <= now_ms), default=0),
         failing_since_ms=ms_of(failing[-1].finished_at) if failing else 0,
         failing=len(failing),
@@ -144,6 +149,15 @@ async def destinations(context: Context) -> Page:
 async def destination(context: Context) -> Page:
     """One destination."""
     row = await _find(context)
+    if row.dead:
+        ledger = await ledger_of(context)
+        unknown = await read(
+            context,
+            ledger.looks.count_rows(
+                status="DEAD", integration_type=row.type, error_code=UNKNOWN_OUTCOME, most=_MOST_UNKNOWN
+            ),
+        )
+        row = msgspec.structs.replace(row, unknown=min(unknown, _MOST_UNKNOWN))
     values = {"line": command_line("outbox list", type=row.type)}
     return Page("destination.html", row, f"{row.type} · destinations", "outbox", is_polled=True, values=values)
 
@@ -191,7 +205,7 @@ async def _perform(context: Context, reason: str) -> str:
 
 
 ROUTES = (
-    PageRoute("/destinations", destinations),
-    PageRoute("/destinations/{type}", destination),
+    PageRoute("/destinations", destinations, view=DestinationsView),
+    PageRoute("/destinations/{type}", destination, view=DestinationRow),
     *deed_routes("/destinations/{type}/act/{verb}", "outbox", _prepare, _perform),
 )

@@ -21,7 +21,7 @@ from bullpen.errors import NotJson
 from bullpen.ops.actions import ACTIONS, Action, Deed
 from bullpen.ops.pauses import PauseNote
 from bullpen.ops.status import counted
-from bullpen.ops.views.jobs import JobsView
+from bullpen.ops.views.jobs import JobsView, JobView
 from bullpen.ops.views.queues import QueueRow, queue_row
 from bullpen.queue import JobState
 
@@ -101,7 +101,7 @@ async def asked_of(context: Context, counts: dict[str, int]) -> JobsAsked:
     state = _state(query.get("state", "")) or _first_state(counts)
     start = context.number("start")
     if at := query.get("at", ""):
-        found = desk.queue(name).position_at(state, _instant(at, context), newest_first=state in FINISHED)
+        found = desk.queue(name).position_at(state, instant_of(at, context), newest_first=state in FINISHED)
         start = await desk.within(found)
     return JobsAsked(
         queue=name,
@@ -171,7 +171,7 @@ def _first_state(counts: dict[str, int]) -> JobState:
     return JobState(next((state for state in order if counts[state]), "waiting"))
 
 
-def _instant(text: str, context: Context) -> int:
+def instant_of(text: str, context: Context) -> int:
     """A local time of the viewer's zone, as a field of a form gives it."""
     try:
         found = datetime.fromisoformat(text)
@@ -243,7 +243,7 @@ async def part(context: Context) -> PageAnswer:
 
 
 ROUTES = (
-    PageRoute("/queues/{queue}", queue),
-    PageRoute("/queues/{queue}/jobs/{job}", job),
+    PageRoute("/queues/{queue}", queue, view=QueueView),
+    PageRoute("/queues/{queue}/jobs/{job}", job, view=JobView),
     PageRoute("/queues/{queue}/jobs/{job}/raw/{part}", part, Permission.PAYLOADS),
 )

@@ -19,6 +19,7 @@ from bullpen.dashboard._web import PageProblem
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import holds_up, ledger_of, ms_of, read
 from bullpen.dashboard.routes import Context, Page, PageRoute
+from bullpen.ops.operations import UNKNOWN_OUTCOME
 from bullpen.ops.status import counted, duration_text, outbox_status, run_status
 from bullpen.ops.views.jobs import Payload
 
@@ -100,6 +101,8 @@ class LedgerItem(msgspec.Struct, rename="camel", frozen=True):
     payload: Payload | None
     attempts: tuple[LedgerAttempt, ...]
     dead_letter: bool = False
+    unknown: bool = False
+    """Nobody knows whether it was delivered: a person decides."""
     correlation: str = ""
     note: str = ""
     """What holds it up, as far as its row tells."""
@@ -153,7 +156,12 @@ async def outbox(context: Context) -> Page:
     statuses = [each.value for each in OutboxStatus]
     values = _words("outbox", statuses, "due", command_line("outbox list", status=status, type=wanted["type"] or None))
     standing = None if context.principal.tenants else await _standing(context, ledger)
-    more = {"pages": _pages(context, "outbox", view, wanted), "wanted": wanted, "standing": standing}
+    more = {
+        "pages": _pages(context, "outbox", view, wanted),
+        "wanted": wanted,
+        "standing": standing,
+        "unknown": UNKNOWN_OUTCOME,
+    }
     return Page("ledger.html", view, "Outbox", "outbox", is_polled=True, values={**values, **more})
 
 
@@ -179,7 +187,7 @@ async def _standing(context: Context, ledger: Ledger) -> OutboxStanding:
 async def outbox_row(context: Context) -> Page:
     """One delivery with its attempts."""
     ledger, tenant = await ledger_of(context), context.tenant
-    row_id = _uuid(context)
+    row_id = uuid_in(context)
     row = await read(context, ledger.outbox.get(row_id, tenant_id=tenant))
     if row is None or (context.principal.tenants and row.tenant_id != tenant):
         raise PageProblem(404, "There is no such row in the outbox.", hint="bullpen outbox list")
@@ -215,6 +223,7 @@ async def outbox_row(context: Context) -> Page:
             for each in attempts
         ),
         dead_letter=row.status.value == "DEAD",
+        unknown=row.status.value == "DEAD" and row.error_code == UNKNOWN_OUTCOME,
         correlation=row.correlation_id or "",
         note=await _held_up(context, ledger, row),
     )
@@ -345,7 +354,7 @@ def _words(of: str, statuses: list[str], when: str, line: str) -> dict[str, Any]
     return {"of": of, "statuses": statuses, "when_label": when, "line": line}
 
 
-def _uuid(context: Context) -> str:
+def uuid_in(context: Context) -> str:
     if (found := _uuid_or_none(context.path["id"])) is None:
         raise PageProblem(404, "There is no row of this id.")
     return found
@@ -407,16 +416,16 @@ async def _perform_run(context: Context, _reason: str) -> str:
 
 
 async def _run_of(context: Context, ledger: Ledger) -> RunRow:
-    row = await read(context, ledger.runs.get(_uuid(context)))
+    row = await read(context, ledger.runs.get(uuid_in(context)))
     if row is None or (context.principal.tenants and row.tenant_id != context.tenant):
         raise PageProblem(404, "There is no such run.", hint="bullpen runs list")
     return row
 
 
 ROUTES = (
-    PageRoute("/outbox", outbox, for_tenants=True, menu="Outbox", key="x", needs_ledger=True),
-    PageRoute("/outbox/{id}", outbox_row, for_tenants=True),
-    PageRoute("/runs", runs, for_tenants=True, menu="Runs", key="r", needs_ledger=True),
-    PageRoute("/runs/{id}", run, for_tenants=True),
+    PageRoute("/outbox", outbox, for_tenants=True, menu="Outbox", key="x", needs_ledger=True, view=LedgerList),
+    PageRoute("/outbox/{id}", outbox_row, for_tenants=True, view=LedgerItem),
+    PageRoute("/runs", runs, for_tenants=True, menu="Runs", key="r", needs_ledger=True, view=LedgerList),
+    PageRoute("/runs/{id}", run, for_tenants=True, view=LedgerItem),
     *deed_routes("/runs/{id}/act/{verb}", "runs", _prepare_run, _perform_run, for_tenants=True),
 )

@@ -14,7 +14,7 @@ import msgspec
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, json_bytes
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.render import json_text
+from bullpen.dashboard.edits import edit_page, must_be_as_shown, patch_of
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import InvalidOption
 from bullpen.ops.dead_letters import Found
@@ -155,31 +155,24 @@ async def edit_form(context: Context) -> Page:
     if why_not:
         raise PageProblem(409, why_not)
     view = _view(found, "", payloads=True)
-    values = {"text": "{\n  \n}", "diff": None, "before": "", "reason": ""}
-    return Page("edit.html", view, f"Edit {view.id}", "dead-letters", values=values)
+    back = context.url("dead-letters", view.store, view.id)
+    return edit_page(view, view.id, "dead-letters", "redrive", back)
 
 
 async def edit(context: Context) -> Page | PageAnswer:
-    """Show what would differ; with `confirmed`, send it. The change is a JSON merge patch: so a payload can be changed
-    by somebody who does not see the secrets in it."""
+    """Show what would differ; with `confirmed`, send it."""
     fields = await context.request.form()
     found, why_not = await _get(context)
     if why_not:
         raise PageProblem(409, why_not)
-    try:
-        patch = msgspec.json.decode(fields.get("patch", ""))
-    except msgspec.DecodeError as error:
-        raise PageProblem(422, f"The change is not JSON: {_place(str(error), fields.get('patch', ''))}.") from None
+    patch = patch_of(fields)
     console = await context.desk.console(_tenant(context))
-    reason = fields.get("reason", "")[:200]
-    found, change = await console.edit(found.store, found.letter.id, merge=patch, why=reason)
-    if fields.get("before") and fields["before"] != change.before:
-        raise PageProblem(409, "The stored payload has changed in the meantime. Open the dead letter again.")
+    found, change = await console.edit(found.store, found.letter.id, merge=patch, why=fields.get("reason", "")[:200])
+    must_be_as_shown(fields, change)
     if not fields.get("confirmed"):
         view = _view(found, "", payloads=True)
-        before, after = (json_text(hide_secrets(each)) for each in (found.letter.data, change.data))
-        values = {"text": fields["patch"], "diff": _diff(before, after), "before": change.before, "reason": reason}
-        return Page("edit.html", view, f"Edit {view.id}", "dead-letters", values=values)
+        back = context.url("dead-letters", view.store, view.id)
+        return edit_page(view, view.id, "dead-letters", "redrive", back, fields, (found.letter.data, change))
     identity = await console.redrive_edited(found.store, found.letter.id, change, by=context.principal.name)
     context.desk.forget()
     return _done(context, f"{identity} was sent back with the new payload.")
@@ -408,32 +401,13 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _place(message: str, text: str) -> str:
-    """The line and column of the first mistake."""
-    import re
-
-    found = re.search(r"byte (\d+)", message)
-    if found is None:
-        return message
-    before = text.encode()[: int(found[1])].decode("utf-8", "ignore")
-    return f"{message} (line {before.count(chr(10)) + 1}, column {len(before.rpartition(chr(10))[2]) + 1})"
-
-
-def _diff(before: str, after: str) -> list[tuple[str, str]]:
-    import difflib
-
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
-    kinds = {"+": "added", "-": "removed"}
-    return [(kinds.get(line[:1], "same"), line) for line in list(lines)[2:2_000]]
-
-
 ROUTES = (
-    PageRoute("/dead-letters", groups, for_tenants=True, menu="Dead letters", key="d"),
-    PageRoute("/dead-letters/export", export, for_tenants=True),
+    PageRoute("/dead-letters", groups, for_tenants=True, menu="Dead letters", key="d", view=LettersView),
+    PageRoute("/dead-letters/export", export, for_tenants=True, produces=("application/x-ndjson",)),
     PageRoute("/dead-letters/act/{verb}", confirm, Permission.ACT, for_tenants=True),
     PageRoute("/dead-letters/act/{verb}", perform, Permission.ACT, "POST", for_tenants=True),
-    PageRoute("/dead-letters/{store}/groups/{mark}", group, for_tenants=True),
-    PageRoute("/dead-letters/{store}/{entry}/edit", edit_form, Permission.ACT, for_tenants=True),
+    PageRoute("/dead-letters/{store}/groups/{mark}", group, for_tenants=True, view=GroupView),
+    PageRoute("/dead-letters/{store}/{entry}/edit", edit_form, Permission.ACT, for_tenants=True, view=LetterView),
     PageRoute("/dead-letters/{store}/{entry}/edit", edit, Permission.ACT, "POST", for_tenants=True),
-    PageRoute("/dead-letters/{store}/{entry}", letter, for_tenants=True),
+    PageRoute("/dead-letters/{store}/{entry}", letter, for_tenants=True, view=LetterView),
 )

@@ -365,8 +365,8 @@ async def _perform(context: Context, _reason: str) -> str:
 
 
 ROUTES = (
-    PageRoute("/messages", messages, for_tenants=True, menu="Messages", key="m", needs_ledger=True),
-    PageRoute("/messages/calendar", calendar, for_tenants=True),
-    PageRoute("/messages/{id}", message, for_tenants=True),
+    PageRoute("/messages", messages, for_tenants=True, menu="Messages", key="m", needs_ledger=True, view=MessagesView),
+    PageRoute("/messages/calendar", calendar, for_tenants=True, view=CalendarView),
+    PageRoute("/messages/{id}", message, for_tenants=True, view=MessageView),
     *deed_routes("/messages/{id}/act/{verb}", "messages", _prepare, _perform, for_tenants=True),
 )

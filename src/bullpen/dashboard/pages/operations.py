@@ -19,7 +19,7 @@ from bullpen.dashboard.reads.jobs import JobsAsked, read_counts, read_jobs
 from bullpen.dashboard.render import iso
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.actions import ACTIONS, Action
-from bullpen.ops.operations import Operation
+from bullpen.ops.operations import Operation, OperationView
 from bullpen.ops.views.jobs import JobRow, job_row
 from bullpen.ops.views.queues import OPERATIONS
 from bullpen.queue import JobState
@@ -338,12 +338,12 @@ async def _queues(context: Context) -> tuple[QueuesView, Action]:
 
 
 ROUTES = (
-    PageRoute("/operations", operations, menu="Operations", key="b"),
-    PageRoute("/operations/{id}", operation),
+    PageRoute("/operations", operations, menu="Operations", key="b", view=list[OperationView]),
+    PageRoute("/operations/{id}", operation, view=OperationView),
     PageRoute("/operations/{id}/stop", stop, Permission.ACT, "POST"),
     PageRoute("/queues/{queue}/selected", selected, Permission.ACT, "POST"),
-    PageRoute("/queues/{queue}/matching/{verb}", matching_form, Permission.ACT),
+    PageRoute("/queues/{queue}/matching/{verb}", matching_form, Permission.ACT, view=MatchingView),
     PageRoute("/queues/{queue}/matching/{verb}", matching, Permission.ACT, "POST"),
-    PageRoute("/queues-act/{verb}", queues_form, Permission.ACT),
+    PageRoute("/queues-act/{verb}", queues_form, Permission.ACT, view=QueuesView),
     PageRoute("/queues-act/{verb}", queues, Permission.ACT, "POST"),
 )

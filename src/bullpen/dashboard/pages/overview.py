@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bullpen.dashboard.reads.overview import read_overview
 from bullpen.dashboard.routes import Context, Page, PageRoute
+from bullpen.ops.views.queues import OverviewView
 
 _MOST = 100
 _DELIMITERS = ("-", "_", ".", "/", ":")
@@ -28,4 +29,7 @@ async def _listed(context: Context, template: str, title: str, nav: str, usual: 
     return Page(template, view, title, nav, stream="", values=values)
 
 
-ROUTES = (PageRoute("/", overview, menu="Overview", key="o"), PageRoute("/queues", queues, menu="Queues", key="q"))
+ROUTES = (
+    PageRoute("/", overview, menu="Overview", key="o", view=OverviewView),
+    PageRoute("/queues", queues, menu="Queues", key="q", view=OverviewView),
+)

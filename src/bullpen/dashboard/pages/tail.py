@@ -117,4 +117,4 @@ def _row(context: Context, queue: str, event: QueueEvent) -> TailRow:
     )
 
 
-ROUTES = (PageRoute("/live", tail, menu="Live", key="l"),)
+ROUTES = (PageRoute("/live", tail, menu="Live", key="l", view=TailView),)

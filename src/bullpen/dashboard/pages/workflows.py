@@ -356,8 +356,8 @@ def _row(found: AnyWorkflow) -> WorkflowRow:
 
 ROUTES = (
     PageRoute("/workflows", workflows, menu="Workflows", key="w", needs_workflows=True),
-    PageRoute("/workflows/{name}", workflow),
-    PageRoute("/workflows/{name}/{urn}", entity),
+    PageRoute("/workflows/{name}", workflow, view=WorkflowView),
+    PageRoute("/workflows/{name}/{urn}", entity, view=EntityView),
     PageRoute("/workflows/{name}/{urn}/emit", emit_form, Permission.ACT),
     PageRoute("/workflows/{name}/{urn}/emit", emit, Permission.ACT, "POST"),
 )

@@ -12,6 +12,7 @@ import msgspec
 from bullpen.dashboard.desk import Desk
 from bullpen.errors import InvalidOption
 from bullpen.ops.overview import Snapshot, grouped_by_place
+from bullpen.ops.schedules import rule_words
 from bullpen.ops.status import duration_text
 from bullpen.ops.symptoms import Symptom
 from bullpen.queue import SchedulerRecord
@@ -33,6 +34,8 @@ class ScheduleRow(msgspec.Struct, rename="camel", frozen=True):
     id: str
     name: str
     rule: str
+    words: str
+    """The rule in words; empty where it is easier to read as it stands."""
     zone: str
     paused: bool
     ended: str
@@ -59,6 +62,7 @@ def schedule_row(queue: str, record: SchedulerRecord, ended: str, now_ms: int) -
         id=record.id,
         name=record.name,
         rule=rule,
+        words="" if record.every_ms else rule_words(record),
         zone=record.zone or ("" if record.every_ms else "UTC"),
         paused=record.is_paused,
         ended=ended,

@@ -267,6 +267,7 @@ def _timeline(facts: JobFacts, record: JobRecord, events: list[QueueEvent]) -> l
         steps.append((record.processed_on, "taken", record.worker_id or ""))
     if record.finished_on and not told & {"done", "failed"}:
         steps.append((record.finished_on, "done" if facts.state is JobState.COMPLETED else "failed", ""))
+    steps += _redrives(record)
     if facts.due_ms and facts.due_ms > facts.now_ms:
         steps.append((facts.due_ms, "due", ""))
     steps.sort(key=lambda step: step[0])
@@ -274,6 +275,19 @@ def _timeline(facts: JobFacts, record: JobRecord, events: list[QueueEvent]) -> l
     for at_ms, what, detail in steps:
         found.append(TimelineStep(at_ms, what, detail, at_ms - found[-1].at_ms if found else None))
     return found
+
+
+def _redrives(record: JobRecord) -> list[tuple[int, str, str]]:
+    """Who sent it back, and whether with other data."""
+    try:
+        notes = json.decode(record.field(b"bpredriven") or b"[]")
+    except NotJson:
+        return []
+    return [
+        (note["at"], "edited and sent back" if note.get("edit") else "sent back", f"by {note.get('by') or 'somebody'}")
+        for note in (notes if isinstance(notes, list) else ())
+        if isinstance(note, dict) and isinstance(note.get("at"), int)
+    ]
 
 
 def _failures(record: JobRecord) -> list[FailedAttempt]:
