@@ -215,6 +215,7 @@ def test_new_jobs_have_the_options_of_add() -> None:
 # ---- nothing is taken without a name -------------------------------------------------------------------------------
 
 OPEN = {
+    "join": "any name of a query of an address",
     "EventEmitter.emit": "arguments of whichever event it is",
     "Settings.load": "any setting by its name, of which there are more than sixty",
     **dict.fromkeys(
