@@ -48,11 +48,11 @@ async def silence(
     at: OnServer,
     rule: RuleArgument,
     subject: SubjectArgument,
-    reason: Annotated[str, Option(metavar="TEXT", help="Why; whoever looks next sees it.")],
+    reason: Annotated[str, Option(metavar="TEXT", help="Reason, shown to others later.")],
     for_: Annotated[str, Option("--for", metavar="TIME", help="So long: 30m, 2h, 1d.")] = "2h",
     by: ByOption = None,
 ) -> None:
-    """Tell nobody again of an open incident for a time; the next incident of the kind is told."""
+    """Send no further alert of an open incident for a time; a new incident is reported again."""
     until = datetime.now(UTC) + duration("--for", for_)
     await _silence(at, rule, subject, until, by, reason)
     at.say({"rule": rule, "subject": subject, "silencedUntil": until}, f"silenced until {at.when(until)}")
