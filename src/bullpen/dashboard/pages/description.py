@@ -58,7 +58,7 @@ def _described(routes: tuple[PageRoute, ...]) -> dict[str, Any]:
 def _operation(route: PageRoute, by_type: dict[Any, Any]) -> dict[str, Any]:
     is_change = route.method == "POST"
     schema: dict[str, Any] = {} if is_change or route.view is None else by_type[route.view]
-    content = {kind: {"schema": {}} for kind in route.produces} or {JSON: {"schema": schema}}
+    content: dict[str, Any] = {kind: {"schema": {}} for kind in route.produces} or {JSON: {"schema": schema}}
     good = {"description": "Done." if is_change else "The view.", "content": content}
     answers: dict[str, Any] = {"200": good, "304": {"description": "Not changed."}}
     if is_change:
