@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos soak docs-table screenshots sbom hashes clean distclean
+.PHONY: help demo test test-quick test-long test-fresh lint format bench chaos soak docs docs-serve docs-table screenshots sbom hashes clean distclean
 
 help:
 	@echo "make demo        install and run the demo on the embedded server"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-fresh  demo and test on minimal Debian systems (root, debootstrap); FRESH=user: one of them"
 	@echo "make lint        the checks that need no server"
 	@echo "make format      rewrite the code as the format check wants it"
+	@echo "make docs        build the documentation site: build/site; make docs-serve shows it and follows changes"
 	@echo "make docs-table  rewrite what is generated: pages of requirements, command line, licences; blocking classes"
 	@echo "make screenshots take the pictures of the dashboard anew: docs/images"
 	@echo "make sbom        write a bill of materials of what is installed here: build/sbom.cdx.json"
@@ -48,6 +49,13 @@ lint: $(VENV)/.dev-installed
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The variable silences an advertisement of the theme, which would be printed at each build.
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 docs-table: $(VENV)/.dev-installed
 	$(BIN)/python -m tools.blocking_faces
@@ -90,6 +98,11 @@ distclean: clean
 $(VENV)/.demo-installed: pyproject.toml constraints.txt hashes/demo.txt | $(BIN)/python
 	@echo "installing what the demo needs into $(VENV); the first time this takes a minute or two"
 	$(BIN)/python -m tools.install demo
+	@touch $@
+
+$(VENV)/.docs-installed: pyproject.toml constraints.txt hashes/docs.txt | $(BIN)/python
+	@echo "installing what the documentation site needs into $(VENV); the first time this takes a minute or two"
+	$(BIN)/python -m tools.install docs
 	@touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt hashes/test.txt | $(BIN)/python

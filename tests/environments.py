@@ -7,6 +7,7 @@ install from.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -95,3 +96,35 @@ def clean_environ() -> dict[str, str]:
     """The variables of this process without those that would show a program more than its own environment."""
     left_out = ("PYTHON", "COVERAGE", "BULLPEN", "REDIS_", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+
+
+class EnvironmentMissing(Exception):
+    """It could not be made: tests that need it skip at home and fail in CI."""
+
+
+def other_environment(name: str, *requirements: str, interpreter: str = sys.executable, extras: str = "") -> Path:
+    """The interpreter of an environment in `.venvs` that holds another library and what bullpen needs, in the versions
+    of the other tests. It is made on first use, from the registry, and anew when the requirements change."""
+    environment = ROOT / ".venvs" / name
+    environment.parent.mkdir(exist_ok=True)
+    python, stamp = environment / "bin" / "python", environment / "requirements"
+    ours = [each for each in closure(f"{DISTRIBUTION}{extras}") if each != canonicalize_name(DISTRIBUTION)]
+    pinned = [f"{each}=={distribution(each).version}" for each in ours]
+    wanted = "\n".join([*requirements, *pinned])
+    with (environment.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once make it one after the other
+        if not stamp.exists() or stamp.read_text() != wanted:
+            # With the pip that is there: a new one takes longer to install than what it is wanted for.
+            pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
+            commands = (
+                (interpreter, "-m", "venv", "--clear", "--without-pip", str(environment)),
+                (*pip, "install", "--quiet", *requirements, *pinned),
+            )
+            try:
+                for command in commands:
+                    subprocess.run(command, check=True, capture_output=True, timeout=600)
+            except (subprocess.SubprocessError, OSError) as error:
+                output = getattr(error, "stderr", None) or b""
+                raise EnvironmentMissing(f"needs `pip install {requirements[0]}`: {output.decode()[-500:]}") from error
+            stamp.write_text(wanted)
+    return python

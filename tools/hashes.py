@@ -1,7 +1,7 @@
-"""Write hashes/demo.txt and hashes/test.txt: `make hashes`, after constraints.txt or a dependency has changed.
+"""Write the files of hashes/: `make hashes`, after constraints.txt or a dependency has changed.
 
 In: the versions of constraints.txt, what the packages that are installed here require, and the hashes that the index of
-pip tells for every wheel of these versions. Out: for each of the two commands every package that it installs on a
+pip tells for every wheel of these versions. Out: for each of the commands every package that it installs on a
 platform of `tools.install`, the condition where not all need it, and the hashes of all its wheels for these platforms.
 It asks the index that pip is set to, with pip's own settings for proxies, certificates and passwords, and downloads no
 package. With `--check` nothing is asked or written: it compares packages, versions and conditions.
@@ -217,7 +217,7 @@ def page(target: str, files: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the hashes of what the two commands install.")
+    parser = argparse.ArgumentParser(description="Write the hashes of what the commands install.")
     parser.add_argument("--check", action="store_true", help="only say whether packages and versions are up to date")
     try:
         if parser.parse_args().check:

@@ -1,6 +1,6 @@
-"""Install what one of the two commands needs into the environment that runs this: `python -m tools.install demo`.
+"""Install what one of the commands needs into the environment that runs this: `python -m tools.install demo`.
 
-In: hashes/demo.txt or hashes/test.txt, which name every package with its version and the hashes of its files (made by
+In: the file of hashes/ for that target, which names every package with its version and the hashes of its files (made by
 `make hashes`), and this checkout. Out: all of them, checked file by file, and the checkout itself, editable and built
 with what has just been checked. A file with another hash ends it: nothing is ever installed without its hash on a
 platform that is covered. Elsewhere, which is said, versions come from constraints.txt and files are not checked. Needs
@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+_PRODUCT: Final = (
+    *("embedded", "cli", "postgres", "sqlite", "kafka", "rabbitmq", "kurrent"),
+    *("http", "dashboard", "email", "metrics", "fast", "tracing", "sentry", "encryption", "s3"),
+)
 EXTRAS: Final = {
     "demo": ("embedded", "cli", "sqlite", "http", "dashboard"),
+    # The API reference is made of every module, so every module has to be importable.
+    "docs": (*_PRODUCT, "testing", "docs"),
     # What the tests use today; an optional part of the product joins when it has tests.
-    "test": (
-        *("embedded", "cli", "postgres", "sqlite", "kafka", "rabbitmq", "kurrent"),
-        *("http", "dashboard", "email", "metrics", "fast", "tracing", "encryption", "s3", "dev"),
-    ),
+    "test": (*_PRODUCT, "docs", "dev"),
 }
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 MACHINES: Final = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "x86_64"), ("darwin", "arm64"))
@@ -60,7 +63,7 @@ def commands(target: str, *, checked: bool) -> list[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Install what `make demo` or `make test` needs, files checked.")
+    parser = argparse.ArgumentParser(description="Install what a command of the Makefile needs, files checked.")
     parser.add_argument("target", choices=EXTRAS)
     target = parser.parse_args().target
     reason = why_not_checked()

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/reference/licences.md")
 DISTRIBUTION = "bullpen-mq"
-NOT_FOR_USERS = ("all", "dev")
+NOT_FOR_USERS = ("all", "dev", "docs")
 
 INTRODUCTION = """\
 # Licences

@@ -15,6 +15,7 @@ from bullpen._version import __version__
 
 if TYPE_CHECKING:
     from bullpen._kernel.backoff import Backoff
+    from bullpen._kernel.injection import Depends
     from bullpen._kernel.keep import KeepJobs
     from bullpen._kernel.policy import DeadLetterPolicy, RetryPolicy
     from bullpen.app import Bullpen
@@ -178,6 +179,7 @@ __all__ = [
     "Deduplication",
     "DelayJob",
     "DeliveryLost",
+    "Depends",
     "DoubtfulDefinition",
     "Durability",
     "DurabilityUnknown",
@@ -305,6 +307,7 @@ __all__ = [
 
 _HOMES: Final = {
     "bullpen._kernel.backoff": ("Backoff",),
+    "bullpen._kernel.injection": ("Depends",),
     "bullpen._kernel.keep": ("KeepJobs",),
     "bullpen._kernel.policy": ("DeadLetterPolicy", "RetryPolicy"),
     "bullpen.app": ("Bullpen",),

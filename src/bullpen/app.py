@@ -7,11 +7,13 @@ app opens (`resources`), what it uses (`features`, `tasks`), what it shows (`obs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
+from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
 from bullpen.errors import NotConfigured
 from bullpen.ports.metrics import Metric, MetricSource
@@ -25,6 +27,8 @@ from bullpen.wiring.servers import connect
 from bullpen.wiring.tasks import TaskQueues
 
 if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most commands need none of it
+    from bullpen._kernel.injection import Lifetime
+    from bullpen._kernel.rates import RateLimit
     from bullpen.ledger import Ledger
     from bullpen.messages import Messages
     from bullpen.ops.actions import Actions, Actor
@@ -34,6 +38,7 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
     from bullpen.outbox import Endpoints, EventRoutes, Outbox, Projector, ProjectorOptions
     from bullpen.ports.dead_letters import DeadLetterStore
     from bullpen.ports.source import EventSource
+    from bullpen.queue import Job
     from bullpen.queue.arguments import QueueArguments, TaskArguments
     from bullpen.queue.batch import BatchOptions
     from bullpen.queue.batch_tasks import BatchTaskMaker
@@ -51,6 +56,7 @@ if TYPE_CHECKING:  # loaded when it is first used: it needs an extra, or most co
         Workflows,
     )
     from bullpen.worker import Worker
+    from bullpen.worker.around import Around
     from bullpen.worker.auto import Concurrency
     from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.definition import Definition
@@ -63,6 +69,15 @@ P = TypeVar("P")
 E = TypeVar("E")
 S = TypeVar("S")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+Provides = Callable[..., T] | Callable[..., Awaitable[T]] | Callable[..., AsyncIterator[T]] | Callable[..., Iterator[T]]
+_NOTHING: Final[Any] = object()
+AnyHook = TypeVar("AnyHook", bound=Callable[..., Any])
+AnyMiddleware = TypeVar(
+    "AnyMiddleware",
+    bound=Callable[
+        ..., AbstractAsyncContextManager[Any] | AbstractContextManager[Any] | AsyncIterator[Any] | Iterator[Any]
+    ],
+)
 
 
 class Bullpen:
@@ -88,7 +103,9 @@ class Bullpen:
         """`connection`, `prefix` and `codec` win over the settings, which are loaded unless given; what `bullpen run`
         was told wins over both."""
         self._resources = Resources(connection, prefix, settings, codec)
-        self._features = AppFeatures(self._resources)
+        self._container = Container()
+        self._made_around: Around | None = None
+        self._features = AppFeatures(self._resources, lambda: self.around, self._container)
         self._services = self._features.services
         self._tasks = TaskQueues(self._resources, self._features.add_worker, lambda: self.outbox)
 
@@ -218,6 +235,19 @@ class Bullpen:
     def workers(self) -> tuple[Worker, ...]:
         return tuple(self._features.workers.values())
 
+    def new_workers(self) -> list[Worker]:
+        """Workers as this app declares them, not started: a worker works once, and a test needs one for each run."""
+        made = [self._features.new_worker(queue) for queue in self._features.workers_declared]
+        for worker in made:
+            self._tasks.attend(worker)
+        return made
+
+    def watch_adds(
+        self, after_add: Callable[[], Awaitable[None]], after_add_sync: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Within this context, call these when runs of tasks were stored, before the caller goes on. For tests."""
+        return self._tasks.watched(after_add, after_add_sync)
+
     @property
     def uses_redis(self) -> bool:
         """Whether a part that `run` runs here uses the server of the queues."""
@@ -253,6 +283,88 @@ class Bullpen:
 
         return register
 
+    # ---- around jobs and processes ------------------------------------------------------------------------------
+
+    def on_startup(self, hook: AnyHook) -> AnyHook:
+        """Call this function, plain or `async def`, when a process starts that runs this app: before its first job.
+
+        That is each process of `bullpen run` (`app.run()`) and each child process of a worker with `processes=True`; a
+        process that only adds jobs says `async with app.started()`. The function may take the app. What it raises ends
+        the process. Hooks run in the order of their registration.
+        """
+        self.around.on_startup(hook)
+        return hook
+
+    def on_shutdown(self, hook: AnyHook) -> AnyHook:
+        """Call this function when such a process ends: after its last job, while the app's queues still work.
+
+        In the opposite order of registration, each if what was registered before it could be started. A process that is
+        killed runs none.
+        """
+        self.around.on_shutdown(hook)
+        return hook
+
+    def lifespan(self, hook: AnyHook) -> AnyHook:
+        """Both in one, for a function that yields once: what stands before its `yield` runs at the start, what stands
+        after it at the end."""
+        self.around.lifespan(hook)
+        return hook
+
+    def started(self) -> AbstractAsyncContextManager[None]:
+        """`async with app.started()`: run the hooks here, as `run` does. Within another such context it does nothing
+        more."""
+        return self.around.started()
+
+    @overload
+    def middleware(self, middleware: AnyMiddleware, /) -> AnyMiddleware: ...
+
+    @overload
+    def middleware(
+        self, middleware: None = None, /, *, queues: Collection[str] = (), batches: bool = False
+    ) -> Callable[[AnyMiddleware], AnyMiddleware]: ...
+
+    @overload
+    def middleware(
+        self, middleware: AnyMiddleware, /, *, queues: Collection[str] = (), batches: bool = False
+    ) -> AnyMiddleware: ...
+
+    def middleware(self, middleware: Any = None, *, queues: Collection[str] = (), batches: bool = False) -> Any:
+        """Run each job of this app's handlers and tasks inside of this context.
+
+            @app.middleware
+            async def watched(job: Job) -> AsyncIterator[None]:
+                started = time.monotonic()
+                try:
+                    yield
+                finally:
+                    print(job.name, time.monotonic() - started)
+
+        A function of the job that yields once, plain or `async def`, or one that returns a context manager. What the
+        handler raises comes out of the `yield`; an error that is not raised on completes the job with None. The first
+        one registered is the outermost. `queues` names those it is for; all unless given. A handler that takes batches
+        needs `batches=True`: it may then get a `JobBatch`.
+
+        Around a plain handler, asynchronous middleware runs on the loop, and plain middleware inside of it in the
+        handler's own thread.
+        """
+
+        queues = check_texts("queues", queues)
+
+        def register(made: AnyMiddleware) -> AnyMiddleware:
+            self.around.add(made, queues, batches=batches)
+            return made
+
+        return register if middleware is None else register(middleware)
+
+    @property
+    def around(self) -> Around:
+        """Hooks, middleware and providers; for child processes of workers."""
+        if self._made_around is None:
+            from bullpen.worker.around import Around
+
+            self._made_around = Around(self, self._container)
+        return self._made_around
+
     @overload
     def task(
         self,
@@ -262,6 +374,10 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        timeout: int | timedelta | None = None,
+        rate_limit: RateLimit | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
         batch: None = None,
         **options: Unpack[TaskArguments],
     ) -> TaskMaker: ...
@@ -274,6 +390,8 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
         batch: BatchOptions,
         **options: Unpack[TaskArguments],
     ) -> BatchTaskMaker: ...
@@ -285,6 +403,10 @@ class Bullpen:
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        timeout: int | timedelta | None = None,
+        rate_limit: RateLimit | None = None,
+        on_success: Callable[[Job, Any], Any] | None = None,
+        on_failure: Callable[[Job, str], Any] | None = None,
         batch: BatchOptions | None = None,
         **options: Unpack[TaskArguments],
     ) -> TaskMaker | BatchTaskMaker:
@@ -306,13 +428,28 @@ class Bullpen:
         so long. `unique_key`, a function of the same parameters, says which arguments count: runs with the same text
         are one.
 
+        `timeout` is how long one attempt may take. `rate_limit=RateLimit(10, 1_000)` starts this task ten times per
+        second over all workers; runs beyond that wait, with no attempt counted. `on_success(job, result)` and
+        `on_failure(job, reason)`, plain or `async def`, are called in the worker's process when the end is stored: at
+        most once, never if the process dies just then. What must follow is a task of its own: see `chain`.
+
         With `batch=BatchOptions(size=50)` the function takes a list: `async def store(rows: list[Row])`. A run is one
         item, `await store.add(Row(...))`, with its own attempts and result; the function gets up to 50 of them, and
         returns a list of their results, in which an exception fails that run alone, or nothing. `unique_key` and `lane`
         get the item.
         """
         made = self._tasks.maker(
-            queue, name=name, strict=strict, unique=unique, unique_key=unique_key, batch=batch, **options
+            queue,
+            name=name,
+            strict=strict,
+            unique=unique,
+            unique_key=unique_key,
+            timeout=timeout,
+            rate_limit=rate_limit,
+            on_success=on_success,
+            on_failure=on_failure,
+            batch=batch,
+            **options,
         )
         return cast("TaskMaker", made)
 
@@ -377,9 +514,45 @@ class Bullpen:
             )
         )
 
-    def provide(self, kind: type[T], provider: T | Callable[..., T]) -> None:
-        """Let `get` find an object of this type: the object itself, or what makes it, once."""
-        self._features.container.provide(kind, provider)
+    @overload
+    def provide(self, *, scope: Lifetime = "process") -> Callable[[AnyHook], AnyHook]: ...
+
+    @overload
+    def provide(self, kind: AnyHook, /, *, scope: Lifetime = "process") -> AnyHook: ...
+
+    @overload
+    def provide(self, kind: type[T], provider: T | Provides[T], *, scope: Lifetime = "process") -> None: ...
+
+    def provide(self, kind: Any = None, provider: Any = _NOTHING, *, scope: Lifetime = "process") -> Any:
+        """Let functions of this app ask for an object of this type: `session: Session = Depends()`.
+
+            @app.provide(scope="job")
+            async def session(pool: Pool) -> AsyncIterator[Session]:
+                async with pool.session() as opened:
+                    yield opened
+
+        `provider` is the object itself, or what makes or yields it: a class, or a function, plain or `async def`, whose
+        own parameters are found by their types. As a decorator, the type is what the function says it returns. One of
+        `scope="process"` is made once, when it is first asked for, and what stands after its `yield` runs when the
+        process ends; one of `scope="job"` is made for each job that asks for it and ends with the job, within whose
+        errors come out of its `yield`. `get` finds what has no end, for classes and workflows too.
+        """
+        if provider is not _NOTHING:
+            self.around.injector.provide(kind, provider, scope)
+            return None
+
+        from bullpen._kernel.injection import kind_made_by
+
+        def register(made: AnyHook) -> AnyHook:
+            self.around.injector.provide(kind_made_by(made), made, scope)
+            return made
+
+        return register if kind is None else register(kind)
+
+    def override(self, wanted: type[Any] | Callable[..., Any], provider: Any) -> AbstractContextManager[None]:
+        """For tests: `with app.override(Session, fake)`: within it, whoever asks for this type, or for what this
+        function makes, gets this object, or what this function makes for each job."""
+        return self.around.injector.override(wanted, provider)
 
     @overload
     def get(self, wanted: type[T]) -> T: ...
@@ -505,6 +678,11 @@ class Bullpen:
         self._services.keep_only(only)
         self._features.record(self.services)
         return self.services
+
+    async def leave_loop(self) -> None:
+        """Send what queues still hold and close what belongs to the running event loop; in another loop the app's
+        queues work again. For tests, where each has a loop of its own."""
+        await self._resources.leave_loop()
 
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """End `run` gracefully; `timeout` is that of `Worker.close`."""

@@ -263,11 +263,32 @@ async def by_hand() -> None:
     await queue.close()
 
 
+async def fetching() -> None:
+    """What `fetchNext` brings is a job that is taken already."""
+    queue = library.Queue("fetching", OPTS)
+    worker = library.Worker("fetching", None, OPTS)
+    for number in range(3):
+        await queue.add("job", {"n": number}, {"attempts": 2, "backoff": 60_000})
+    first = await worker.getNextJob("one")
+    data, job_id, *rest = await first.moveToFailed(ValueError("later"), "one", True)
+    second = await worker.nextJobFromJobData(data, job_id, *rest, "one")
+    seen["fetched"] = [second.data, data["name"], rest, await second.isActive(), await first.isDelayed()]
+    data, job_id, *rest = await second.moveToCompleted("done", "one", True)
+    third = await worker.nextJobFromJobData(data, job_id, *rest, "one")
+    seen["fetched after"] = [third.data, await second.isCompleted()]
+    seen["not fetched"] = await third.moveToFailed(ValueError("later"), "one", True)
+    await worker.close()
+    await queue.close()
+
+
 async def scheduling() -> None:
     queue = library.Queue("scheduling", OPTS)
     first = await queue.upsertJobScheduler("tick", {"every": 3_600_000}, "ticks", {"a": 1}, {"priority": 2})
     await queue.upsertJobScheduler("nine", {"pattern": "0 9 * * *", "tz": "Europe/Berlin", "limit": 9}, "nines")
     seen["next job"] = [first.name, first.data, first.id.startswith("repeat:tick:"), await queue.getJobState(first.id)]
+    await queue.upsertJobScheduler("child", {"every": 3_600_000}, "children", None, {"failParentOnFailure": True})
+    seen["policy"] = (await queue.getJobScheduler("child"))["template"]["opts"]["failParentOnFailure"]
+    await queue.removeJobScheduler("child")
     stored = await queue.getJobScheduler("nine")
     seen["scheduler"] = {name: stored[name] for name in ("key", "name", "pattern", "tz", "limit", "iterationCount")}
     seen["its next"] = stored["next"] > time.time() * 1000
@@ -284,7 +305,7 @@ async def scheduling() -> None:
 
 
 async def main() -> None:
-    for part in (adding, refusing, working, cancelling, flowing, by_hand, scheduling):
+    for part in (adding, refusing, working, cancelling, flowing, by_hand, fetching, scheduling):
         await asyncio.wait_for(part(), 60)
     print(json.dumps(seen, indent=1, sort_keys=True))
 

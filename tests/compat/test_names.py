@@ -22,7 +22,7 @@ MODULES: Final = (
 )
 NOT_BUILT: Final = {
     # The inside of their loop; a thread of ours renews the locks.
-    *("Worker.moveToActive", "Worker.nextJobFromJobData", "Worker.processJob", "Worker.waitForJob"),
+    *("Worker.moveToActive", "Worker.processJob", "Worker.waitForJob"),
     "Worker.extendLocks",
     *("Worker.cancelProcessing", "Worker.getBlockTimeout", "Worker.isConnectionError", "Worker.maximumBlockTimeout"),
     *("Worker.minimumBlockTimeout", "Worker.retryIfFailed", "Worker.runStalledJobsCheck"),

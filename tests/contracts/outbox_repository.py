@@ -544,6 +544,86 @@ class OutboxRepositoryContract:
         ledger.database.clock_offset_ms = 61_000
         assert [row.payload["orderId"] for row in await store.claim_due_batch("w")] == [1]
 
+    async def test_rows_of_a_key_are_written_with_the_claimed_one_before_them(
+        self, ledger: Ledger, store: OutboxRepository
+    ) -> None:
+        """One commit for many: nobody else claims them while the first is claimed, parked or not."""
+        await store.enqueue_many([item(number, ordering_key="order-1") for number in range(6)])
+        await store.enqueue(item(6, ordering_key="order-1", delay=60_000))
+        head = await claim_one(store, starting=True)
+        assert await store.claim_due_batch("other") == []  # parks the others
+
+        behind = await store.followers(head, 10)
+        if not ledger.database.is_postgres:
+            assert behind == []
+            return
+        run = tuple((row, Sent(f"r-{row.payload['orderId']}")) for row in behind[:3])
+        (settled,) = await store.settle([Settlement(head, Sent(), "worker-1", 60_000, run)])
+
+        assert [row.payload["orderId"] for row in behind] == [1, 2, 3, 4, 5]
+        assert [settled.status, *(each.status for each in settled.run)] == [SENT] * 4
+        assert settled.next is not None and settled.next.payload["orderId"] == 4
+        assert (settled.next.status, settled.next.parked) == (CLAIMED, False)
+        for row, _ in run:
+            stored = await must_get(store, row.id)
+            assert (stored.status, stored.parked, stored.fence, stored.attempts) == (SENT, False, row.fence + 1, 0)
+            (attempt,) = await store.attempts_of(row.id)
+            assert (attempt.outcome, attempt.worker, attempt.receipt) == (
+                "SENT",
+                "worker-1",
+                f"r-{row.payload['orderId']}",
+            )
+
+    async def test_the_last_of_a_run_may_fail_and_holds_up_its_key(
+        self, ledger: Ledger, store: OutboxRepository
+    ) -> None:
+        await store.enqueue_many([item(number, ordering_key="order-1") for number in range(4)])
+        head = await claim_one(store, starting=True)
+        behind = await store.followers(head, 2)
+        if not behind:
+            return
+
+        run = ((behind[0], Sent()), (behind[1], Retried("503", "HTTP_503", 60_000)))
+        (settled,) = await store.settle([Settlement(head, Sent(), "w", 60_000, run)])
+
+        assert [each.status for each in settled.run] == [SENT, FAILED]
+        assert settled.next is None
+        failed = await must_get(store, behind[1].id)
+        assert (failed.attempts, failed.error_code, failed.parked) == (1, "HTTP_503", False)
+        assert await store.claim_due_batch("w") == []
+        ledger.database.clock_offset_ms = 61_000
+        assert (await claim_one(store)).id == failed.id
+
+    async def test_nothing_of_a_run_is_written_by_one_who_lost_the_claim(
+        self, ledger: Ledger, store: OutboxRepository
+    ) -> None:
+        """Another holder has the first row, and will send the others behind it."""
+        await store.enqueue_many([item(number, ordering_key="order-1") for number in range(4)])
+        head = await claim_one(store, starting=True)
+        behind = await store.followers(head, 2)
+        if not behind:
+            return
+        await store.settle([Settlement(head, Released(), "reaper")])
+        (again,) = await store.claim_due_batch("other", 10)
+
+        run = ((behind[0], Sent()), (behind[1], Sent()))
+        (settled,) = await store.settle([Settlement(head, Sent(), "w", 60_000, run)])
+
+        assert [settled.status, settled.next, *(each.status for each in settled.run)] == [None, None, None, None]
+        assert [(await must_get(store, row.id)).status for row in behind] == [PENDING, PENDING]
+        assert (await must_get(store, head.id)).fence == again.fence
+
+    async def test_rows_that_were_tried_before_are_no_followers(self, ledger: Ledger, store: OutboxRepository) -> None:
+        await store.enqueue_many([item(number, ordering_key="order-1") for number in range(3)])
+        head = await claim_one(store, starting=True)
+        await execute(
+            ledger, "UPDATE {outbox} SET attempts = 1, status = 'FAILED' WHERE seq = (SELECT max(seq) FROM {outbox})"
+        )
+
+        behind = await store.followers(head, 10)
+
+        assert [row.payload["orderId"] for row in behind] == ([1] if ledger.database.is_postgres else [])
+
     async def test_many_holders_take_the_next_of_every_key_in_order(self, store: OutboxRepository) -> None:
         """Beside others that claim, and rows that are stored meanwhile, no two of a key are in flight and none is
         left behind."""

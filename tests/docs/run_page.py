@@ -3,9 +3,14 @@
 `python -m tests.docs.run_page PAGE`, in the checkout.
 
 - ```python: run in order in one module, `await` allowed. A block with `asyncio.run(` is a whole program and runs by
-  itself; one that begins with `# name.py` becomes that file.
-- ```sh: each line is a command. `bullpen run` and `bullpen exporter` go on in the background until the page ends.
-- ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line.
+  itself; one that begins with `# name.py` or `# folder/name.py` becomes that file, one with `# at the end of name.py`
+  is added to it.
+- ```sh: each line is a command. `bullpen run`, `bullpen exporter` and `manage.py bullpen_worker` go on until the page
+  ends.
+- ```py: a program with another library, which is not installed here; it is only compiled.
+- ```js: run by Node (PAGE_NODE, with packages in NODE_PATH) in the background, until it prints its first line; one that
+  begins with `// name.cjs` becomes that file.
+- `<!-- after: page.md -->`: the files of that page are there, and of those that it comes after.
 - ```text: what the block before it printed; `…` stands for anything.
 
 The working directory is new and empty, so the embedded server of the page is too. Where a page names the server
@@ -39,7 +44,7 @@ from tests.forks import Tell
 # Proved elsewhere (the Makefile, the wheel's tests, the settings' tests), or for another machine than this one.
 NOT_RUN_HERE = (
     *("pip install", "python3 -m venv", ". .venv", "make ", "npm ", "export "),
-    *("bullpen demo", "redis-cli ", "python -m asyncio"),
+    *("bullpen demo", "redis-cli ", "python -m asyncio", "mkdir ", "cd "),
 )
 
 
@@ -91,7 +96,9 @@ class Page:
 
     async def _run(self, block: Block) -> None:
         source = block.source if self._port is None else block.source.replace("6379", str(self._port))
-        source = re.sub(r"127\.0\.0\.1:(9\d{3})", lambda found: f"127.0.0.1:{self._served[found[1]]}", source)
+        source = re.sub(
+            r"(127\.0\.0\.1:|--port )([89]\d{3})", lambda found: f"{found[1]}{self._served[found[2]]}", source
+        )
         match block.language:
             case "python":
                 await self._run_python(source, block.line)
@@ -100,9 +107,13 @@ class Page:
                 for command in source.replace("\\\n", " ").splitlines():
                     await self._run_command(command)
             case "js":
-                await self._run_node(source)
+                if not write_file(source, Path.cwd()):
+                    _write("worker.cjs", source)
+                    await self._run_node("worker.cjs")
             case "text":
                 self._compare(block.source)
+            case "py":
+                compile(block.source, str(self._path), "exec")  # `tests/compat/test_moving.py` runs its like
             case "toml" | "":
                 pass
             case "json" | "mjs":
@@ -113,10 +124,9 @@ class Page:
                 raise AssertionError(f"nobody runs blocks in {other!r}")
 
     async def _run_python(self, source: str, line: int) -> None:
-        name = re.match(r"# (\w+\.py)\n", source)
-        if name is not None:
-            _write(name[1], source)
-        elif "asyncio.run(" in source:
+        if write_file(source, Path.cwd()):
+            return
+        if "asyncio.run(" in source:
             _write("program.py", source)
             self._printed = await self._finish(sys.executable, "program.py")
         else:
@@ -135,6 +145,17 @@ class Page:
         if not command or command.startswith(("#", *NOT_RUN_HERE)):
             return
         program, *arguments = shlex.split(command)
+        if arguments[:2] == ["manage.py", "bullpen_worker"]:
+            await self._start(sys.executable, *arguments, until=b"taking jobs")
+            return
+        if program == "uvicorn":
+            await self._start(sys.executable, "-m", program, *arguments, until=b"startup complete")
+            return
+        if program == "node":
+            await self._run_node(arguments[0])
+            return
+        if program == "django-admin":
+            program, arguments = "python", ["-m", "django", *arguments]
         if program == "python":
             self._printed += await self._finish(sys.executable, *arguments)
             return
@@ -152,9 +173,12 @@ class Page:
         assert code == 0, f"{command} ended with {code}:\n{out}{errors}"
         self._printed += out
 
-    async def _run_node(self, source: str) -> None:
-        _write("worker.cjs", source)
-        await self._start(os.environ.get("PAGE_NODE", "node"), "worker.cjs", until=b"\n")
+    async def _run_node(self, name: str) -> None:
+        node = os.environ.get("PAGE_NODE", "node")
+        if "worker" in name:  # goes on, and says when it is ready
+            await self._start(node, name, until=b"\n")
+        else:
+            self._printed += await self._finish(node, name)
 
     async def _start(self, *words: str, until: bytes) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -187,6 +211,29 @@ def _write(name: str, source: str) -> None:
     Path(name).write_text(source)
 
 
+def write_file(source: str, place: Path) -> bool:
+    """Write a block that is a file, or belongs at the end of one; whether it is."""
+    found = re.match(r"(?:#|//) (at the end of )?((?:\w+/)*\w+\.c?(?:py|js))\n", source)
+    if found is None:
+        return False
+    path = place / found[2]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a" if found[1] else "w") as file:
+        file.write(source)
+    return True
+
+
+def write_files_before(page: Path, place: Path) -> None:
+    """The files that a page goes on with: those of the page that it comes after."""
+    found = re.search(r"^<!-- after: (\S+) -->$", page.read_text(), re.MULTILINE)
+    if found is not None:
+        before = page.parent / found[1]
+        write_files_before(before, place)
+        for block in blocks_of(before.read_text()):
+            if block.language == "python":
+                write_file(block.source, place)
+
+
 def run(words: list[str], _: Tell) -> int:
     """Run a page; its commands are forked from this process as it is now."""
     path = Path(words[0]).resolve()
@@ -199,6 +246,7 @@ def run(words: list[str], _: Tell) -> int:
             port = int(stack.enter_context(RedisServer.start("valkey")).url.rpartition(":")[2])
         os.chdir(stack.enter_context(tempfile.TemporaryDirectory(prefix="bullpen-page-", ignore_cleanup_errors=True)))
         sys.path.insert(0, "")
+        write_files_before(path, Path.cwd())
         asyncio.run(Page(path, port, commands).run())
     return 0
 

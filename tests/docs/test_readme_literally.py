@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bullpen._version import DISTRIBUTION
-from bullpen.testing import RedisServer
+from bullpen.testing import RedisServer, free_port
 from tests.docs.run_page import Block, blocks_of
 from tests.environments import ROOT, make_wheels
 from tests.interop._node import NodeMissing, find_node
@@ -31,19 +31,21 @@ until_it_says() { until grep -q "$2" "$1"; do kill -0 $!; sleep 0.1; done; }
 """
 
 
-def script_of(blocks: Iterable[Block], *, leave_out: str) -> str:
+def script_of(blocks: Iterable[Block], *, leave_out: str | tuple[str, ...]) -> str:
     """One shell script out of a page's blocks: files are written, commands run, what they print is compared."""
     steps = [PRELUDE]
     printed = ""
     for block in blocks:
+        name = re.match(r"(?:#|//) (at the end of )?((?:\w+/)*\w+\.\w+)\n", block.source)
         match block.language:
+            case "python" | "js" if name is not None:
+                how = ">>" if name[1] else ">"
+                steps.append(f"cat {how} {name[2]} <<'END-OF-FILE'\n{block.source}END-OF-FILE\n")
             case "python":
-                name = re.match(r"# (\w+\.py)\n", block.source)
-                assert name is not None, f"line {block.line}: a reader cannot know which file this is"
-                steps.append(f"cat > {name[1]} <<'END-OF-FILE'\n{block.source}END-OF-FILE\n")
+                raise AssertionError(f"line {block.line}: a reader cannot know which file this is")
             case "js":
                 steps.append(f"cat > worker.cjs <<'END-OF-FILE'\n{block.source}END-OF-FILE\n")
-                steps.append("node worker.cjs > node.log 2>&1 &\nuntil_it_says node.log ready\n")
+                steps.append(_command("node worker.cjs", printed))
             case "sh":
                 printed = f"printed.{block.line}"
                 lines = (line for line in block.source.splitlines() if not line.startswith(leave_out))
@@ -53,16 +55,32 @@ def script_of(blocks: Iterable[Block], *, leave_out: str) -> str:
     return "".join(steps)
 
 
+_GOES_ON = {
+    "bullpen run": "taking jobs",
+    "node worker": "ready",
+    "python manage.py bullpen_worker": "taking jobs",
+    "uvicorn": "startup complete",
+}
+"""Commands that a reader leaves running in a terminal of its own, and what they say when they are ready."""
+
+
 def _command(line: str, printed: str) -> str:
-    if line.startswith("bullpen run"):
-        return f"{line} > run.log 2>&1 &\nuntil_it_says run.log 'taking jobs'\n"
-    if line.startswith(". "):
+    for start, ready in _GOES_ON.items():
+        if line.startswith(start):
+            log = f"{start.split()[0]}.log"
+            return f"{line} > {log} 2>&1 &\nuntil_it_says {log} '{ready}'\n"
+    if line.startswith((". ", "cd ", "export ")):
         return f"{line}\n"  # changes the shell itself
     return f"echo {shlex.quote('$ ' + line)}\n{line} | tee -a {printed}\n"
 
 
 def follow(
-    blocks: Iterable[Block], tmp_path: Path, environ: Mapping[str, str], *, leave_out: str, path: str = ""
+    blocks: Iterable[Block],
+    tmp_path: Path,
+    environ: Mapping[str, str],
+    *,
+    leave_out: str | tuple[str, ...],
+    path: str = "",
 ) -> str:
     """Do what the blocks say in a checkout, with no variables but these; returns what was printed."""
     place = tmp_path / "checkout"
@@ -86,7 +104,7 @@ def follow(
     except BaseException:
         os.killpg(shell.pid, signal.SIGTERM)
         raise
-    logs = "".join(log.read_text() for log in sorted(place.glob("*.log")))
+    logs = "".join(log.read_text() for log in sorted(place.rglob("*.log")))
     assert shell.returncode == 0, f"{out}\n{errors}\n{logs}"
     return out
 
@@ -135,3 +153,39 @@ def test_the_whole_readme_works_as_printed_in_an_empty_environment(tmp_path: Pat
     assert "$ make demo" in said
     assert "Hello Ada, says Node" in said
     assert "print {'amount': -5} after 2 attempts" in said
+
+
+TUTORIALS = {"tutorial/fastapi.md": "fastapi", "guides/django.md": "django", "tutorial/node.md": ""}
+"""Pages that begin with nothing, and what they install besides bullpen."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_works_as_printed_in_an_empty_environment(name: str, tmp_path: Path) -> None:
+    """Nothing is typed that the page does not say. pip builds our wheel; the packages that it needs come from those of
+    the tests, npm's from its registry."""
+    page = (ROOT / "docs" / name).read_text()
+    (install,) = re.findall(r"^pip install (.+)$", page, re.MULTILINE)
+    extras, *others = shlex.split(install)
+    wheels = make_wheels(tmp_path / "wheels", f"{DISTRIBUTION}{extras[1:]}", "hatchling", *others)
+    environ = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_NO_COMPILE": "1"}
+    path = ""
+    if "```js" in page:
+        try:
+            tools = find_node()
+        except NodeMissing as missing:
+            pytest.skip(str(missing))
+        path = str(Path(tools.node[0]).parent)
+
+    with RedisServer.start() as server:
+        page = (
+            page.replace("6379", str(server.port)).replace("8000", str(free_port())).replace("9467", str(free_port()))
+        )
+        follow(blocks_of(page), tmp_path, environ, leave_out="make ", path=path)
+
+    commands = [line for block in blocks_of(page) if block.language == "sh" for line in block.source.splitlines()]
+    lines = sum(len(block.source.splitlines()) for block in blocks_of(page) if block.language in ("python", "js"))
+    print(f"{name}: {len(commands)} commands, {lines} lines of code")
+    assert len(commands) <= 15
+    assert lines <= 130

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from bullpen.errors import DatabaseUnavailable, InvalidOption, LedgerError, NotConfigured
 from bullpen.ledger import Ledger
-from bullpen.ledger.database import prepare_sqlite
+from bullpen.ledger.database import Database, prepare_sqlite
 from bullpen.testing.postgres import PostgresServer
 from tests.contracts.outbox_repository import execute
 from tests.databases import MakeLedger, item
@@ -229,3 +229,80 @@ async def test_a_pooler_is_left_without_settings_of_ours(
             limit = (await connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout")).scalar()
 
     assert limit == ("10s" if prepared else "0")
+
+
+# SQLite in one go ---------------------------------------------------------------------------------------------------
+
+
+async def checkpoints(database: Database) -> list[str]:
+    statement = "SELECT name FROM bullpen_checkpoints ORDER BY name"
+    return [row[0] for row in await database.fetch(statement, {}, reads=True)]
+
+
+def insert(connection: sa.Connection, name: str) -> None:
+    statement = "INSERT INTO bullpen_checkpoints (name, position) VALUES (:name, '1')"
+    connection.execute(sa.text(statement), {"name": name})
+
+
+async def test_a_transaction_in_one_go_is_all_or_nothing(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    database = make_ledger(sqlite_url).database
+
+    def two(connection: sa.Connection) -> None:
+        insert(connection, "a")
+        insert(connection, "a")
+
+    def one(connection: sa.Connection) -> str:
+        insert(connection, "b")
+        return "done"
+
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        await database.in_one_go(two)
+    assert await database.in_one_go(one) == "done"
+
+    assert await checkpoints(database) == ["b"]
+
+
+async def test_what_nobody_waits_for_is_rolled_back(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    """Who was told that the database is away must not find it written afterwards; and the next one goes on."""
+    database = make_ledger(sqlite_url).database
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(connection: sa.Connection) -> None:
+        insert(connection, "a")
+        begun.set()
+        assert go_on.wait(30)
+        insert(connection, "b")
+
+    task = asyncio.create_task(database.in_one_go(slow))
+    await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await checkpoints(database) == [], "reads wait for no writer, and see what is committed"
+    go_on.set()
+    await database.in_one_go(lambda connection: insert(connection, "c"))
+
+    assert await checkpoints(database) == ["c"]
+
+
+async def test_a_writer_that_holds_the_file_too_long_is_a_database_that_is_away(
+    sqlite_url: str, make_ledger: MakeLedger
+) -> None:
+    database = make_ledger(sqlite_url, timeout_ms=100).database
+    other = make_ledger(sqlite_url).database
+
+    async with other.transaction():
+        with pytest.raises(DatabaseUnavailable):
+            await database.fetch("INSERT INTO bullpen_checkpoints (name, position) VALUES ('a', '1')", {})
+
+    assert await checkpoints(database) == []
+
+
+async def test_it_may_be_closed_twice_and_used_again(sqlite_url: str, make_ledger: MakeLedger) -> None:
+    database = make_ledger(sqlite_url).database
+    await database.in_one_go(lambda connection: insert(connection, "a"))
+
+    await database.aclose()
+    await database.aclose()
+
+    assert await checkpoints(database) == ["a"]

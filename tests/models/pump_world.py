@@ -249,11 +249,12 @@ class PumpWorld:
                 site = site._replace(settled=site.settled[action.settle :])
                 # The connection of the read is open, and its id is known, once a read was lent a slot.
                 if action.listens and self.may_unblock and site.stage == "open":
-                    site = site._replace(carried=call, state=site.state.lent(), read="sent", is_lent=True)
+                    site = site._replace(carried=call, read="sent", is_lent=True)
                 else:
                     site = site._replace(commands=(*site.commands, call))
                     if action.listens:
-                        site = site._replace(read="opening" if site.stage == "open" else "")
+                        opening = "opening" if site.stage == "open" else ""
+                        site = site._replace(state=site.state.not_carried(), read=opening)
             elif action is pump.Act.LISTEN:
                 site = site._replace(read="opening" if site.stage == "open" else "")
             elif action is pump.Act.RELEASE:

@@ -119,7 +119,7 @@ def test_the_guide_speaks_of_everything_that_a_deployment_needs() -> None:
     assert {path.name for path in DEPLOY.iterdir()} == set(re.findall(r"`deploy/([\w.-]+)`", page))
 
 
-@pytest.mark.parametrize("file", ["bullpen.service", "bullpen-exporter.service"])
+@pytest.mark.parametrize("file", ["bullpen.service", "bullpen-exporter.service", "bullpen-dashboard.service"])
 def test_the_units_give_away_every_right_that_the_work_does_not_need(file: str) -> None:
     given = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / file).read_text(), re.MULTILINE))
 
@@ -138,12 +138,46 @@ def test_the_units_give_away_every_right_that_the_work_does_not_need(file: str) 
 
 
 def test_every_container_gives_away_every_right_that_the_work_does_not_need() -> None:
-    deployments = [each for each in (DEPLOY / "kubernetes.yml").read_text().split("---") if "kind: Deployment" in each]
+    text = (DEPLOY / "kubernetes.yml").read_text()
+    deployments = [each for each in text.split("---") if "kind: Deployment" in each or "kind: Job" in each]
 
-    assert len(deployments) == 3
+    assert len(deployments) == 8
+    assert {role for role in ROLES if f'"--only", "{role}"' not in text} == set()
     for each in deployments:
         assert "automountServiceAccountToken: false" in each
         assert "securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}" in each
         assert '{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: ["ALL"]}}' in each
         assert re.search(r"limits: \{memory: \d+Mi\}", each)
         assert each.count("name: tmp") == 2  # what is written to at all, and where it is mounted
+
+
+def test_a_drained_node_takes_one_process_of_a_kind_at_a_time() -> None:
+    text = (DEPLOY / "kubernetes.yml").read_text()
+    several = set(re.findall(r"kind: Deployment\nmetadata:\n  name: ([\w-]+)\nspec:\n(?:  #.*\n)*  replicas: 2", text))
+    guarded = set(re.findall(r"kind: PodDisruptionBudget\nmetadata:\n  name: ([\w-]+)", text))
+
+    assert several == guarded == {"shop-worker", "shop-outbox", "shop-messages", "shop-projector"}
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "compose.yml", "kubernetes.yml", "bullpen-dashboard.service"])
+def test_every_process_of_the_examples_is_a_command_with_options_that_it_has(file: str) -> None:
+    text, group = (DEPLOY / file).read_text(), commands.tree()
+    variables = {setting.variable for setting in Settings().describe()}
+    found = re.findall(r"^\s*(?:command: |CMD |ExecStart=)(.*)$", text, re.MULTILINE)
+    lines = [re.findall(r'[^\s",\[\]]+', line) for line in found if not re.search(r"valkey-server|CMD-SHELL", line)]
+
+    assert lines
+    for words in lines:
+        name, *rest = words[1:] if words[0].endswith("bullpen") else words
+        command: Any = group.commands[name]
+        options = {name for option in command.params for name in option.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, name
+    assert set(re.findall(r"\bBULLPEN_[A-Z_]*[A-Z]\b", text)) <= variables
+
+
+def test_the_image_runs_without_root_and_gets_its_signals() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+
+    assert [line for line in lines if line.startswith("USER ")] == ["USER 10001"]
+    assert 'ENTRYPOINT ["bullpen"]' in lines  # no shell in between, which would keep SIGTERM to itself
+    assert sum(line.startswith("FROM ") for line in lines) == 2

@@ -412,3 +412,42 @@ async def test_destinations_that_get_nothing_and_parked_events_are_told(
         partial(cli, "dead-letters", "stats", "--redis", redis_url, cwd=tmp_path, env={"BULLPEN_DATABASE_URL": url})
     )
     assert "parked events of projectors: 1; bullpen projectors parked list" in overview.err
+
+
+async def test_many_queues_are_examined_with_few_commands(redis_url: str, redis_server: RedisServer) -> None:
+    """Each queue was asked for everything by itself, and walked over the keys of the whole server: 118 commands with
+    five jobs that wait, more with more. Commands within scripts are counted too, one for each of the five."""
+    client: Any = redis_server.client()
+    connection = Connection(redis_url)
+    queues = [Queue(f"q{number}", connection=connection) for number in range(20)]
+    for queue in queues:
+        await queue.add_many([("mail", {})] * 5)
+    await examine(connection, "bull")  # its scripts are known from here on
+    client.config_resetstat()
+
+    found = await examine(connection, "bull")
+
+    stats: Any = client.info("commandstats")
+    calls = sum(figures["calls"] for name, figures in stats.items() if "info" not in name and "resetstat" not in name)
+    assert {advice.subject for advice in found} >= {f"queue {queue.name}" for queue in queues}
+    assert calls <= 20 * len(queues), stats
+    for queue in queues:
+        await queue.close()
+    await connection.aclose()
+
+
+async def test_data_that_is_long_is_read_too(redis_url: str, redis_server: RedisServer) -> None:
+    """It is left out of the sample, and asked for by itself."""
+    client: Any = redis_server.client()
+    async with Queue("mails", connection=redis_url) as queue:
+        await queue.add("good", {"p": "x" * 300_000})
+        await queue.add("bad", {"p": "x" * 300_000})
+        client.hset("bull:mails:2", "data", "{" + "x" * 300_000)
+
+        found = await ask(redis_url)
+
+        assert (
+            "1 job whose data no reader understands (2)"
+            in worst(found, "queue mails")["jobs that can never run"].message
+        )
+        client.hset("bull:mails:2", "data", "{}")

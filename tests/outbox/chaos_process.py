@@ -43,6 +43,8 @@ class FileChannel:
         await asyncio.sleep(self._delay_s)
         line = json.dumps([message.id, message.idempotency_key, os.getpid()]) + "\n"
         os.write(self._descriptor, line.encode())
+        if message.event_type == "poison.v1":
+            os.kill(os.getpid(), signal.SIGKILL)
         return Accepted()
 
     async def look_up(self, message: Message) -> Accepted | None:

@@ -119,6 +119,15 @@ async def all_sent(ledger: Ledger, count: int, *, patience_s: float = PATIENCE_S
     assert len(await ledger.outbox.find(status=OutboxStatus.SENT, limit=count + 1)) == count
 
 
+async def all_ended(ledger: Ledger) -> None:
+    """Wait until every row is SENT or DEAD."""
+    while True:
+        counts = await ledger.outbox.counts()
+        if not any(count for status, count in counts.items() if status is not OutboxStatus.DEAD):
+            return
+        await asyncio.sleep(0.1)
+
+
 async def progress(arena: Arena) -> None:
     """Wait until a few more rows have arrived: the next fault then hits work in flight."""
     before, deadline = len(arena.deliveries()), time.monotonic() + PATIENCE_S
@@ -307,3 +316,69 @@ async def test_a_target_that_must_not_get_it_twice_never_does(
     assert set(arrived) | {row.id for row in dead} == ids
     assert bool(dead) == (rule == "park")
     print(f"[chaos] {rule}: {count} rows, 1 kill, {len(dead)} parked, {len(arrived)} delivered once")
+
+
+# Rows of one ordering key that leave under one claim ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "point", ["outbox.sending", "outbox.settling", *(["outbox.send_returned", "outbox.settled"] if LONG else [])]
+)
+async def test_a_run_of_one_key_survives_the_death_of_its_process(
+    postgres_url: str, make_ledger: MakeLedger, target: Path, point: str
+) -> None:
+    """Killed three times in the middle: all arrive, those that come twice were in flight and have the same key, and
+    what came first came in the order of the key."""
+    ledger, arena = make_ledger(postgres_url), Arena(postgres_url, target, None)
+    count = ROWS
+    stored = await ledger.outbox.enqueue_many(
+        [item(n, integration_type="file:x", backoff=200, ordering_key="order-1") for n in range(count)]
+    )
+    ids = [str(entry.id) for entry in stored]
+    try:
+        # By counts of settlements or of rows: far enough in for runs, which begin after the third row.
+        for after in (30, 45, 60) if point in ("outbox.sending", "outbox.send_returned") else (6, 8, 10):
+            child = arena.start("dispatcher", die_at=point, die_after=after)
+            await asyncio.to_thread(child.wait, PATIENCE_S)
+        arena.start("dispatcher")
+        await all_sent(ledger, count)
+    finally:
+        arena.close()
+
+    audit(arena, set(ids), most_twice=3 * 21)
+    first = list(dict.fromkeys(row_id for row_id, _, _ in arena.deliveries()))
+    assert first == ids
+    attempts = [len(await ledger.outbox.attempts_of(row_id)) for row_id in ids]
+    assert min(attempts) >= 1 and sum(attempts) <= count + 3
+
+
+async def test_a_row_that_kills_its_process_does_so_a_few_times_only(
+    postgres_url: str, make_ledger: MakeLedger, target: Path
+) -> None:
+    """In a run the claimed row is blamed for the death. After it the rows of the key leave alone, and the guilty one is
+    tried as often as it may be."""
+    ledger, arena = make_ledger(postgres_url), Arena(postgres_url, target, None)
+    items = [item(n, integration_type="file:x", backoff=1, ordering_key="order-1", max_attempts=3) for n in range(60)]
+    items[40] = item(
+        40, integration_type="file:x", backoff=1, ordering_key="order-1", max_attempts=3, event_type="poison.v1"
+    )
+    stored = await ledger.outbox.enqueue_many(items)
+    deaths = 0
+    try:
+        while True:
+            child = arena.start("dispatcher")
+            over = asyncio.create_task(all_ended(ledger))
+            died = asyncio.create_task(asyncio.to_thread(child.wait, PATIENCE_S))
+            await asyncio.wait({over, died}, return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                break
+            over.cancel()
+            deaths += 1
+    finally:
+        arena.close()
+
+    rows = {row.id: row for row in await ledger.outbox.find(limit=100)}
+    found = [rows[str(entry.id)] for entry in stored]
+    assert [row.status for n, row in enumerate(found) if n != 40] == [OutboxStatus.SENT] * 59
+    assert (found[40].status, found[40].error_code) == (OutboxStatus.DEAD, "LEASE_EXPIRED")
+    assert 3 <= deaths <= 4

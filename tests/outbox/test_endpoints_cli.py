@@ -168,6 +168,16 @@ def test_a_mistake_is_one_line(type_: Type, words: tuple[str, ...], code: int, s
     assert err.count("\n") == 1
 
 
+def test_the_command_of_destinations_names_the_one_for_endpoints(
+    type_: Type, made: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A paused endpoint for which messages wait is among the destinations, but is switched on as an endpoint."""
+    type_("pause", made["id"])
+
+    assert run(["outbox", "destinations", "enable", f"endpoint:{made['id']}"]) == 1
+    assert f"bullpen endpoints enable {made['id']}" in capsys.readouterr().err
+
+
 def test_another_tenant_named_by_mistake_finds_nothing(type_: Type, made: dict[str, Any]) -> None:
     code, _, err = type_("disable", made["id"], "--tenant", "other")
 

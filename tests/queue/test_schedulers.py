@@ -129,3 +129,17 @@ async def test_a_schedule_that_nobody_can_compute_is_offered_less_and_less_often
     ]
     assert [line.rpartition(" in ")[2] for line in lines] == ["1 s", "2 s"]
     assert kit.redis.zscore(kit.base + "delayed", job_id) is not None
+
+
+async def test_what_a_template_says_of_a_parent_is_stored_as_other_clients_store_it(kit: Kit) -> None:
+    """Node takes it in a template; a scheduler that is read and stored again must not lose it."""
+    queue = kit.queue()
+
+    made = await queue.upsert_scheduler("tick", every=60_000, on_failure="fail_parent")
+
+    assert made.opts.to_json()["failParentOnFailure"] is True
+    assert b'"fpof":true' in kit.redis.hget(kit.base + "repeat:tick", "opts")  # type: ignore[operator]  # no await
+    assert json.loads(kit.fields(made.job_id)["opts"])["fpof"] is True
+    with pytest.raises(InvalidOption, match="on_failure"):
+        await queue.upsert_scheduler("tick", every=60_000, on_failure="explode")  # type: ignore[arg-type]
+    await queue.remove_scheduler("tick")

@@ -11,11 +11,14 @@ import bullpen
 ROOMS = ("bullpen.redis.", "bullpen.queue.", "bullpen.worker.")
 """Their modules serve each other: public is only one that lists its names."""
 
+DJANGO = "bullpen.integrations.django"
+"""Its modules are importable in a Django project only, which `tests/integrations` is."""
+
 
 def public_modules() -> Iterator[str]:
     """All modules that no part of whose name is private, without the inner ones of rooms."""
     for found in pkgutil.walk_packages(bullpen.__path__, "bullpen."):
-        if "._" in found.name or ".migrations" in found.name:
+        if "._" in found.name or ".migrations" in found.name or found.name.startswith(DJANGO):
             continue
         if not found.name.startswith(ROOMS) or hasattr(importlib.import_module(found.name), "__all__"):
             yield found.name

@@ -25,6 +25,7 @@ PAIRS: dict[str, tuple[type, type]] = {
 }
 ONLY_ON_A_LOOP = {
     "Job": {"actions", "bind", "bind_to_running_loop", "is_ordinary", "mark", "note_cancelled", "sync"},
+    "Queue": {"leave_loop"},
 }
 """What a worker needs of a job, and what makes this class of the other."""
 

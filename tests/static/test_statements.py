@@ -91,7 +91,7 @@ def test_the_start_page_lists_every_extra() -> None:
     table = (ROOT / "docs" / "start.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
     rows = "".join(re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE))
 
-    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(set(extras) - {"dev"})
+    assert sorted(re.findall(r"`(\w+)`", rows)) == sorted(set(extras) - {"dev", "docs"})
 
 
 def test_the_deployment_page_says_what_runs_in_the_kubernetes_file() -> None:

@@ -61,6 +61,12 @@ class Container:
             raise NotConfigured(f"{wanted.__name__} is not clear, there are several: {names}; ask by name")
         return found[0]
 
+    def has(self, wanted: type[Any]) -> bool:
+        """Whether `get` would find or make one; nothing is made."""
+        is_known = wanted in self._factories or bool(self._instances.get(wanted))
+        is_named = any(isinstance(one, wanted) for one in self._named.values())
+        return is_known or is_named or any(parent.has(wanted) for parent in self.parents)
+
     def make(self, kind: type[T]) -> T:
         """An object of a class, whose parameters are found by their types."""
         return self._call(kind, kind)

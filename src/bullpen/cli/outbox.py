@@ -218,8 +218,13 @@ async def disable(
 @destinations.command()
 async def enable(at: OnLedger, integration_type: TypeArgument) -> None:
     """Send to a destination again and reset its breaker."""
+    from bullpen.ledger.endpoint_records import endpoint_id_of
+
     async with at.ledger() as ledger:
-        if not await ledger.destinations.enable(integration_type, by=whoami()):
+        enabled = await ledger.destinations.enable(integration_type, by=whoami())
+        if not enabled and (endpoint_id := endpoint_id_of(integration_type)) is not None:
+            raise Done(f"{integration_type} is an endpoint; use `bullpen endpoints enable {endpoint_id}`")
+        if not enabled:
             raise Done(f"{integration_type} is not disabled; nothing was changed")
     at.say({"enabled": integration_type}, f"enabled: {integration_type}")
 

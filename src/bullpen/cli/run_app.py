@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import click
@@ -60,6 +61,9 @@ def run(
     prune_schedules: Annotated[
         bool, Option("--prune-schedules", help="Remove schedules that no task declares any more.")
     ] = False,
+    reload: Annotated[
+        bool, Option("--reload", help="Start again when a Python file below this directory changes. For development.")
+    ] = False,
     told: Annotated[list[str] | None, Option(hidden=True)] = None,
     lifeline: Annotated[int | None, Option(hidden=True)] = None,
     slot: Annotated[int, Option(hidden=True)] = 1,
@@ -78,9 +82,11 @@ def run(
         if value is not None:
             os.environ[variable] = value
     given = [*(told or []), *(["redis"] if at.redis else []), *(["prefix"] if at.prefix else [])]
-    if processes > 1:
+    if processes > 1 or reload:
+        from bullpen.cli.code_changes import CodeChanges
         from bullpen.cli.supervisor import Supervisor
 
+        changes = CodeChanges(Path.cwd()) if reload else None
         options = ["--log-level", at.log_level, "--log-format", at.log_format]
         options += [*(["--concurrency", concurrency] if concurrency else [])]
         options += ["--http", http] if http else []
@@ -89,7 +95,7 @@ def run(
         options += ["--prune-schedules"] if prune_schedules else []
         options += [word for part in only or () for word in ("--only", part)]
         options += [word for name in given for word in ("--told", name)]
-        raise click.exceptions.Exit(asyncio.run(Supervisor(["run", target, *options], processes).run()))
+        raise click.exceptions.Exit(asyncio.run(Supervisor(["run", target, *options], processes, changes).run()))
     with obeying(
         CommandLine(
             redis=os.environ["BULLPEN_REDIS_URL"] if "redis" in given else None,

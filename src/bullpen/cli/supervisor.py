@@ -15,6 +15,7 @@ import time
 from typing import Final
 
 from bullpen._kernel.logs import get_logger
+from bullpen.cli.code_changes import CodeChanges
 
 logger = get_logger("bullpen.supervisor")
 
@@ -22,6 +23,8 @@ WRONG_COMMAND: Final = 2
 """A child that says this would say it again; it is not started a second time."""
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
+_RELOAD_WITHIN_S: Final = 2.0
+"""How long running jobs may take to end when the code has changed."""
 _HEALTHY_AFTER_S: Final = 30.0
 """A child that lived so long did start; its next death begins with the short pause again."""
 
@@ -32,11 +35,14 @@ def pause_after(deaths: int) -> float:
 
 
 class Supervisor:
-    """Runs `processes` children until a signal."""
+    """Runs `processes` children until a signal. With `changes` they are replaced when the code changes, and one that
+    ends by itself waits for that."""
 
-    def __init__(self, arguments: list[str], processes: int) -> None:
+    def __init__(self, arguments: list[str], processes: int, changes: CodeChanges | None = None) -> None:
         self._command = [sys.executable, "-m", "bullpen.cli", *arguments]
-        self._processes = processes
+        self._processes, self._changes = processes, changes
+        self._replaced: set[asyncio.subprocess.Process] = set()
+        self._changed = asyncio.Event()
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._signals = 0
         self._stopping = asyncio.Event()
@@ -50,8 +56,13 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             async with asyncio.TaskGroup() as group:
-                for slot in range(1, self._processes + 1):
-                    group.create_task(self._keep_running(slot, lifeline))
+                running = [
+                    group.create_task(self._keep_running(slot, lifeline)) for slot in range(1, self._processes + 1)
+                ]
+                if self._changes is not None:
+                    following = group.create_task(self._follow(self._changes))
+                    await asyncio.wait(running)
+                    following.cancel()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -77,6 +88,14 @@ class Supervisor:
             del self._children[slot]
             if self._stopping.is_set():
                 return
+            if self._changes is not None:
+                if child not in self._replaced:
+                    logger.error(
+                        "the worker process ended with %s; it starts again when the code changes", describe(code)
+                    )
+                    await self._wait_for_change()
+                self._replaced.discard(child)
+                continue
             if code == WRONG_COMMAND:
                 self._exit_code = code
                 self._stop()
@@ -92,6 +111,28 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._stopping.wait()
+
+    async def _follow(self, changes: CodeChanges) -> None:
+        async for names in changes.follow():
+            others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            logger.info("%s%s changed; starting again", ", ".join(names[:3]), others)
+            self._changed.set()
+            leaving = list(self._children.values())
+            self._replaced.update(leaving)
+            for child in leaving:
+                self._send(child, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RELOAD_WITHIN_S):
+                    await asyncio.gather(*(child.wait() for child in leaving))
+            for child in leaving:
+                self._send(child, signal.SIGTERM)  # running jobs are given back, and run by the new code
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        waits = [asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(self._stopping.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1

@@ -47,12 +47,6 @@ class MessageSql(Words):
         by = f"{milliseconds} * interval '1 millisecond'" if self._is_postgres else milliseconds
         return f"{instant} + {by}"
 
-    @staticmethod
-    def _is(*statuses: str, of: str = "status") -> str:
-        """For rows that are found by their ids. Not `status IN …`: the server would see that an index of such rows
-        exists, and its statistics may be from before a million of them came: each batch would read them all."""
-        return f"coalesce({of}, '') IN ({', '.join(repr(status) for status in statuses)})"
-
     @property
     def _skip_locked(self) -> str:
         return "SKIP LOCKED" if self._is_postgres else ""

@@ -59,6 +59,7 @@ _OUTCOME: Final = {
     "started_ms": "bigint",
     "next_ms": "bigint",
 }
+_RUN: Final = {"head": "uuid", "head_fence": "int", "run": "int"}
 
 
 def _few(most: int) -> int:
@@ -294,18 +295,25 @@ WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED' AND started_at IS NUL
 
     # ---- settling -----------------------------------------------------------------------------------------------
 
-    def settle(self, *, notify: bool = False, take_next: bool = False) -> str:
+    def settle(self, *, notify: bool = False, take_next: bool = False, runs: int = 0) -> str:
         """Write outcomes. On PostgreSQL also the attempts and, if asked, the claims of what comes next under the same
         ordering keys: one round trip, one transaction. On SQLite those are statements of their own."""
         # One guarded UPDATE: the count grows from what is stored, the row's own maximum decides, and a claim that no
         # longer holds (another fence, or no longer CLAIMED) changes nothing. SENT and DEAD are never overwritten.
         # What an outcome does not have is left out of its record: most of them are short.
-        batch = self._batch(_OUTCOME)
+        # `runs`, the number of records: rows that left under the claim of another one are written if that claim holds.
+        batch, held, advanced = self._batch(_OUTCOME), "status = 'CLAIMED'", ""
+        if runs:
+            batch = f"(SELECT * FROM {self._batch({**_OUTCOME, **_RUN}, 'r')} LIMIT {_few(runs)}) AS s"
+            advanced = "fence = fence + CASE WHEN s_head IS NULL THEN 0 ELSE 1 END, parked = false,"
+            held = f"""CASE WHEN s_head IS NULL THEN {self._is("CLAIMED")}
+    ELSE {self._is("PENDING", "FAILED")} AND EXISTS (SELECT 1 FROM {self.outbox} h
+        WHERE h.id = s_head AND h.fence = s_head_fence AND {self._is("CLAIMED", of="h.status")}) END"""
         counted = "coalesce(s_counted, 0)"
         dies = "s_kind = 'DEAD' OR (s_kind = 'FAILED' AND attempts + 1 >= max_attempts)"
         update = f"""\
 UPDATE {self.outbox} SET
-    attempts = attempts + {counted},
+    attempts = attempts + {counted}, {advanced}
     status = CASE
         WHEN s_kind = 'SENT' THEN 'SENT'
         WHEN {dies} THEN 'DEAD'
@@ -318,7 +326,7 @@ UPDATE {self.outbox} SET
     error_code = coalesce(s_code, error_code),
     locked_at = NULL, locked_by = NULL, locked_until = NULL, started_at = NULL
 FROM {batch}
-WHERE id = s_id AND fence = s_fence AND status = 'CLAIMED'
+WHERE id = s_id AND fence = s_fence AND {held}
 RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_key"""
         if not self._is_postgres:
             return update
@@ -331,7 +339,7 @@ RETURNING CAST(id AS text) AS id, status, attempts, integration_type, ordering_k
         ended = f"d.id, d.status, d.attempts, CASE {told if notify else 'WHEN true THEN NULL'} END"
         statement = f"""\
 WITH done AS ({update}, id AS row_id, fence, tenant_id, s_kind, {counted} AS s_counted, s_error, s_code, s_worker,
-    s_receipt, s_started_ms, s_next_ms),
+    s_receipt, s_started_ms, s_next_ms, {"s_run" if runs else "1"} AS s_run),
 logged AS (
     INSERT INTO {self.attempts} (outbox_id, number, fence, worker, outcome, error_code, error, tenant_id, receipt,
         started_at, finished_at)
@@ -345,9 +353,20 @@ logged AS (
         # flight does not, because `next` can only be computed from a row that `done` has changed already.
         return f"""\
 {statement},
-next AS ({self._take_next("done d", "d.row_id")})
+next AS ({self._take_next("done d", *self._behind(runs))})
 SELECT {ended}, n.* FROM done d
 LEFT JOIN next n ON n.integration_type = d.integration_type AND n.ordering_key = d.ordering_key"""
+
+    @staticmethod
+    def _behind(runs: int) -> tuple[str, str]:
+        """What is not next, because it is being settled; and that all of a run were written."""
+        if not runs:
+            return "n.id <> d.row_id", "true"
+        line = "x.integration_type = d.integration_type AND x.ordering_key = d.ordering_key AND x.status = 'SENT'"
+        return (
+            "NOT EXISTS (SELECT 1 FROM done x WHERE x.row_id = n.id)",
+            f"(s_run IS NULL OR s_run = (SELECT count(*) FROM done x WHERE {line}))",
+        )
 
     def _first_of_line(self, type_name: str, key: str, more: str = "true") -> str:
         # Not `ordering_key = …`: a key that most rows have makes the server think that the first row of all, by the
@@ -357,16 +376,16 @@ SELECT n.id FROM {self.outbox} n WHERE n.integration_type = {type_name} AND n.or
         AND n.ordering_key <= {key} AND n.status IN {_UNFINISHED} AND {more}
         ORDER BY n.ordering_key, n.seq LIMIT 1"""
 
-    def _take_next(self, source: str, ended_id: str) -> str:
+    def _take_next(self, source: str, other: str, ended: str = "true") -> str:
         # A tenant with limits has its rows claimed one by one: a claim counts them.
         return f"""\
 UPDATE {self.outbox} SET status = 'CLAIMED', parked = false, fence = fence + 1, locked_at = {self.now},
     locked_by = s_by, locked_until = {self._later("s_for_ms")}, started_at = {self.now}
 FROM (
     SELECT s_worker AS s_by, s_next_ms AS s_for_ms, (
-        {self._first_of_line("d.integration_type", "d.ordering_key", f"n.id <> {ended_id}")}
+        {self._first_of_line("d.integration_type", "d.ordering_key", other)}
     ) AS s_next_id
-    FROM {source} WHERE d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD') AND s_next_ms > 0
+    FROM {source} WHERE d.ordering_key IS NOT NULL AND d.status IN ('SENT', 'DEAD') AND s_next_ms > 0 AND {ended}
 ) AS w
 WHERE id = s_next_id AND status IN {_OPEN} AND due_at <= {self.now} AND NOT EXISTS (
     SELECT 1 FROM {self.limits} l WHERE l.tenant_id = coalesce({tables.outbox.name}.tenant_id, '')
@@ -377,7 +396,14 @@ RETURNING {COLUMNS}"""
     def take_next(self) -> str:
         """SQLite: claim what comes next under the ordering keys of rows that have just ended."""
         ended = self._batch({"id": "text", "worker": "text", "next_ms": "bigint"})
-        return self._take_next(f"{ended} JOIN {self.outbox} d ON d.id = s_id", "d.id")
+        return self._take_next(f"{ended} JOIN {self.outbox} d ON d.id = s_id", "n.id <> d.id")
+
+    @cached_property
+    def followers(self) -> str:
+        return f"""\
+SELECT {COLUMNS} FROM {self.outbox} WHERE integration_type = :type AND ordering_key >= :key AND ordering_key <= :key
+    AND status IN {_UNFINISHED} AND seq > :seq
+ORDER BY ordering_key, seq LIMIT :most"""
 
     @cached_property
     def log_attempts(self) -> str:

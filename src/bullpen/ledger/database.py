@@ -11,10 +11,10 @@ import asyncio
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -33,8 +33,10 @@ from bullpen.errors import (
 )
 from bullpen.ledger.driver import Driver, Row, prepared
 from bullpen.ledger.parts import command_that_makes
+from bullpen.ledger.sqlite_thread import SqliteThread
 from bullpen.ledger.tables import SCHEMA, SQLITE_NOW
 
+T = TypeVar("T")
 DialectName = Literal["postgresql", "sqlite"]
 
 _FORMS: Final = "postgresql://user@host/database or sqlite:///path/to/file"
@@ -92,8 +94,13 @@ class Database:
         self._raised: tuple[type[Exception], ...] = (sa.exc.SQLAlchemyError,)
         if self._driver is not None:
             self._raised += (self._driver.error,)
+        self._writing: SqliteThread | None = None
+        self._reading: SqliteThread | None = None
         if not self.is_postgres:
-            _prepare_place(self.engine.sync_engine, Path(str(parsed.database)), make_directory=make_directory)
+            place = Path(str(parsed.database))
+            _prepare_place(self.engine.sync_engine, place, make_directory=make_directory)
+            # Reads have one of their own: they wait for no writer.
+            self._writing, self._reading = (self._make_thread(place, make_directory, reads) for reads in (False, True))
 
     @property
     def is_postgres(self) -> bool:
@@ -154,8 +161,15 @@ class Database:
         if self._driver is not None:
             async with self._errors(self._timeout_s):
                 return await self._driver.fetch(statement, parameters)
-        async with self.statement(reads=reads) as connection:
-            return await _fetch(connection, statement, parameters)
+        return await self.in_one_go(lambda connection: _fetch_now(connection, statement, parameters), reads=reads)
+
+    async def in_one_go(self, work: Callable[[sa.Connection], T], *, reads: bool = False) -> T:
+        """SQLite: a transaction of several statements, as one call into a thread. `reads`: one statement that changes
+        nothing, and waits for no writer. Errors as in `transaction`."""
+        thread = self._reading if reads else self._writing
+        assert thread is not None
+        async with self._errors(self._timeout_s):
+            return await thread.run(work)
 
     async def fetch_of(
         self, tenant: str | None, statement: str, parameters: Mapping[str, Any], *, reads: bool = False
@@ -216,7 +230,18 @@ class Database:
 
     async def aclose(self) -> None:
         """Close all connections. Safe to call twice."""
+        for thread in (self._writing, self._reading):
+            if thread is not None:
+                await thread.aclose()
         await self.engine.dispose()
+
+    def _make_thread(self, place: Path, make_directory: bool, reads: bool) -> SqliteThread:
+        engine = sa.create_engine(
+            self.url.set(drivername="sqlite"), poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
+        )
+        prepare_sqlite(engine, busy_timeout_ms=min(_BUSY_TIMEOUT_MS, int(self._timeout_s * 1000)))
+        _prepare_place(engine, place, make_directory=make_directory)
+        return SqliteThread(engine.execution_options(**{_NO_BEGIN: True}) if reads else engine, "bullpen sqlite")
 
     def _make_engine(self, *, prepared_statements: bool) -> AsyncEngine:
         if self.is_postgres:
@@ -246,6 +271,11 @@ _SET_TENANT: Final = sa.text("SELECT set_config('app.current_tenant', :tenant, t
 
 async def _fetch(connection: AsyncConnection, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
     found = await connection.execute(prepared(statement), dict(parameters))
+    return [tuple(row) for row in found] if found.returns_rows else []
+
+
+def _fetch_now(connection: sa.Connection, statement: str, parameters: Mapping[str, Any]) -> list[Row]:
+    found = connection.execute(prepared(statement), dict(parameters))
     return [tuple(row) for row in found] if found.returns_rows else []
 
 

@@ -9,15 +9,15 @@ Elsewhere: deciding what an event does (`bullpen.workflow`), delivering the mess
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import cached_property, partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import attributes
+from sqlalchemy.orm import Session, attributes
 from sqlalchemy.orm.exc import StaleDataError
 
 from bullpen.errors import EntityChanged, InvalidOption, require, word
@@ -156,12 +156,21 @@ class SqlEntities(Generic[T, S]):
             "workflow": workflow,
             "keys": list(by_stored),
         }
-        async with self._reading(tenant_id) as connection, self._session(connection) as session:
-            row = (await session.execute(self._read_query, given)).unique().one_or_none()
+        row = await self._read_row(given, tenant_id)
         if row is None:
             return None
         entity, past = row
         return Loaded(entity, getattr(entity, self._version), _applied(past, by_stored))
+
+    async def _read_row(self, given: dict[str, Any], tenant_id: str | None) -> Any:
+        if not self._database.is_postgres and not self._options:
+            return await self._database.in_one_go(partial(self._read_now, given), reads=True)
+        async with self._reading(tenant_id) as connection, self._session(connection) as session:
+            return (await session.execute(self._read_query, given)).unique().one_or_none()
+
+    def _read_now(self, given: dict[str, Any], connection: sa.Connection) -> Any:
+        with Session(bind=connection, expire_on_commit=False, autoflush=False) as session:
+            return session.execute(self._read_query, given).unique().one_or_none()
 
     def _reading(self, tenant_id: str | None) -> AbstractAsyncContextManager[AsyncConnection]:
         # One statement, unless the entity brings others with it: then they must see one world.
@@ -321,32 +330,50 @@ class SqlEntities(Generic[T, S]):
         rows = self._past_of(change, version)
         given = {f"new_{name}": value for name, value in changed.items()}
         given |= {"old_urn": change.urn, "old_version": change.version, "new_version": version}
+        if not self._database.is_postgres:
+            await self._database.in_one_go(partial(self._commit_now, change, frozenset(changed), given, rows))
+        else:
+            await self._commit_there(change, frozenset(changed), given, rows)
+        for name, value in {**changed, self._version: version}.items():
+            attributes.set_committed_value(entity, name, value)
+
+    def _commit_now(
+        self,
+        change: Change[T],
+        changed: frozenset[str],
+        given: dict[str, Any],
+        rows: list[dict[str, Any]],
+        connection: sa.Connection,
+    ) -> None:
+        """SQLite: all statements in one go."""
+        with _explained(change.urn):
+            if connection.execute(self._moving(changed, with_past=False), given).rowcount != 1:
+                raise EntityChanged(change.urn)
+            connection.execute(self._insert_past, rows)
+        if change.messages:
+            self._ledger.enqueuer.enqueue_many_sync(connection, change.messages)
+
+    async def _commit_there(
+        self, change: Change[T], changed: frozenset[str], given: dict[str, Any], rows: list[dict[str, Any]]
+    ) -> None:
         is_alone = not change.messages and change.tenant_id is None and not self._database.tenant_required
-        in_one = self._database.is_postgres and len(rows) == 1
+        in_one = len(rows) == 1
         scope = (
             self._database.statement() if is_alone and in_one else self._database.transaction(tenant=change.tenant_id)
         )
         async with scope as connection:
-            try:
+            with _explained(change.urn):
                 if in_one:
-                    statement = self._moving(frozenset(changed), with_past=True)
+                    statement = self._moving(changed, with_past=True)
                     count = len((await connection.execute(statement, {**given, **_prefixed(rows[0])})).all())
                 else:
-                    count = (
-                        await connection.execute(self._moving(frozenset(changed), with_past=False), given)
-                    ).rowcount
+                    count = (await connection.execute(self._moving(changed, with_past=False), given)).rowcount
                 if count != 1:
                     raise EntityChanged(change.urn)
                 if not in_one:
                     await connection.execute(self._insert_past, rows)
-            except sa.exc.IntegrityError as error:
-                if not _is_of_the_past(error):
-                    raise
-                raise EntityChanged(change.urn) from error  # the event is there already: read again, find it applied
             if change.messages:
                 await self._ledger.enqueuer.enqueue_many(connection, change.messages)
-        for name, value in {**changed, self._version: version}.items():
-            attributes.set_committed_value(entity, name, value)
 
     def _moving(self, changed: frozenset[str], *, with_past: bool) -> Any:
         """The statement that stores these attributes. Each is made once."""
@@ -440,6 +467,17 @@ class SqlEntities(Generic[T, S]):
 
 def _prefixed(row: dict[str, Any]) -> dict[str, Any]:
     return {f"past_{name}": value for name, value in row.items()}
+
+
+@contextmanager
+def _explained(urn: str) -> Iterator[None]:
+    """The event is there already: read again, and find it applied."""
+    try:
+        yield
+    except sa.exc.IntegrityError as error:
+        if not _is_of_the_past(error):
+            raise
+        raise EntityChanged(urn) from error
 
 
 def _is_of_the_past(error: sa.exc.IntegrityError) -> bool:

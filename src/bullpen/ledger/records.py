@@ -323,6 +323,9 @@ class Settlement(NamedTuple):
     worker: str
     next_lease_ms: int = 0
     """Take the next row of the same ordering key for so long, if this one has ended and that is due. 0: leave it."""
+    run: tuple[tuple[OutboxRow, RowOutcome], ...] = ()
+    """Rows of the same ordering key that left behind this one, under its claim (`OutboxRepository.followers`); all but
+    the last were sent. They are written if this one is. `next_lease_ms` is then about what follows them."""
 
 
 class SettledRow(NamedTuple):
@@ -333,6 +336,8 @@ class SettledRow(NamedTuple):
     attempts: int
     next: OutboxRow | None = None
     """The next row of its ordering key: claimed for whoever settled, and begun."""
+    run: tuple[SettledRow, ...] = ()
+    """Of the rows that left behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,9 +121,17 @@ class OutboxRepository(ABC):
         (settled,) = await self.settle([Settlement(row, outcome, row.locked_by or "")])
         return settled
 
+    async def followers(self, row: OutboxRow, most: int) -> list[OutboxRow]:
+        """Rows that follow a claimed one under its ordering key, are due, and were never tried.
+
+        Nobody claims them as long as that claim holds, so whoever holds it may send them in their order and settle them
+        with it (`Settlement.run`). Empty where that cannot be written in one step."""
+        return []
+
     def refused(self, settlement: Settlement) -> SettledRow:
         """What became of one that the database refuses to write: nothing, and its claim runs out."""
-        return SettledRow(settlement.row.id, None, settlement.row.attempts)
+        run = tuple(SettledRow(row.id, None, row.attempts) for row, _ in settlement.run)
+        return SettledRow(settlement.row.id, None, settlement.row.attempts, run=run)
 
     @abstractmethod
     async def expired(self, limit: int = 100) -> list[OutboxRow]:

@@ -51,8 +51,7 @@ AND name IN (SELECT name FROM {table} WHERE until < {words.now} ORDER BY until L
     async def take(self, name: str, token: str, lease_ms: int) -> bool:
         """Take a turn that is free or whose lease has ended, renew our own. False: somebody else has it."""
         given = {"name": _digest(name), "token": token, "lease_ms": lease_ms}
-        async with self._database.statement() as connection:
-            is_taken = (await connection.execute(prepared(self._take), given)).first() is not None
+        is_taken = bool(await self._database.fetch(self._take, given))
         if is_taken and time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + _SWEEP_EVERY_S
             await self.sweep()
@@ -66,8 +65,7 @@ AND name IN (SELECT name FROM {table} WHERE until < {words.now} ORDER BY until L
 
     async def release(self, name: str, token: str) -> None:
         """Give it back, if it is still ours."""
-        async with self._database.statement() as connection:
-            await connection.execute(prepared(self._release), {"name": _digest(name), "token": token})
+        await self._database.fetch(self._release, {"name": _digest(name), "token": token})
 
 
 def _digest(name: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError, LedgerNotReady, ServerRefused
 from bullpen.ops.alert_options import SymptomLimits
+from bullpen.ops.facts import SAMPLE, QueueFacts, ServerFacts, is_readable
 from bullpen.ops.status import duration_text
 from bullpen.ops.symptoms import ANNOUNCEMENTS, DEAD_SUFFIX, RULES, Symptom, ledger_symptoms, signs_of_queue
 from bullpen.queue import Job, JobState, Queue
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # needs an extra, and who asks about a ledger has it
 
 __all__ = ["Advice", "Level", "examine"]
 
-_SAMPLE: Final = 100
 _WAITING: Final = ("PENDING", "FAILED")
 _LIMITS: Final = SymptomLimits()
 
@@ -108,9 +108,12 @@ async def _answers(subject: str, check: str, asked: AsyncIterator[Advice]) -> li
 
 
 async def _queues(connection: Connection, prefix: str) -> AsyncIterator[Advice]:
-    for name in await find_queues(connection, prefix):
+    names = await find_queues(connection, prefix)
+    server = ServerFacts(connection, prefix, names)
+    for name in names:
         subject = f"queue {name}"
         async with Queue(name, connection=connection, prefix=prefix) as queue:
+            facts = QueueFacts(queue, server)
             questions = (
                 {"dead letters": _dead_letters}
                 if name.endswith(DEAD_SUFFIX)
@@ -125,7 +128,7 @@ async def _queues(connection: Connection, prefix: str) -> AsyncIterator[Advice]:
                 }
             )
             for check, ask in ({"library": _library} | questions).items():
-                for advice in await _answers(subject, check, ask(queue, subject)):
+                for advice in await _answers(subject, check, ask(facts, subject)):
                     yield advice
 
 
@@ -151,9 +154,9 @@ async def _server(connection: Connection) -> AsyncIterator[Advice]:
             )
 
 
-async def _library(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    counts, meta = await queue.counts(), await queue.meta()
-    if queue.name.endswith(DEAD_SUFFIX):
+async def _library(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    counts, meta = await facts.counts(), await facts.meta()
+    if facts.name.endswith(DEAD_SUFFIX):
         text = f"{_count(counts.pending, 'dead letter')} to be handled by a person"
     else:
         text = f"last written by {meta.get('version', 'an unknown library')}; {_count(counts.pending, 'job')} to do"
@@ -183,14 +186,14 @@ def _late(subject: str, where: str, count: int, last_at: datetime) -> Advice:
     return Advice(Level.WARNING, subject, "late wake-ups", text, f"find {culprit}; see bullpen_late_wakeups_total")
 
 
-async def _dead_letters(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    async for sign in signs_of_queue(queue, _LIMITS):
+async def _dead_letters(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    async for sign in signs_of_queue(facts, _LIMITS):
         yield _advice(sign, subject)
 
 
-async def _paused(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    if await queue.is_paused():
-        fix = command_line("queues resume", queue.name)
+async def _paused(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    if await facts.is_paused():
+        fix = command_line("queues resume", facts.name)
         yield Advice(Level.WARNING, subject, "paused", "workers of all clients take nothing from it", fix)
 
 
@@ -198,17 +201,17 @@ def _advice(sign: Symptom, subject: str, level: Level = Level.WARNING) -> Advice
     return Advice(level, subject, RULES[sign.rule].check, sign.message, sign.fix)
 
 
-async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    counts, workers = await queue.counts(), await queue.workers()
+async def _workers(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    counts, workers = await facts.counts(), await facts.workers()
     waiting = counts.waiting + counts.prioritized
     if workers is None:
         text = "the server refuses CLIENT LIST, so workers cannot be counted"
         yield Advice(Level.UNKNOWN, subject, "workers", text, "watch bullpen_queue_oldest_waiting_seconds instead")
-    elif not workers and queue.name in ANNOUNCEMENTS:
+    elif not workers and facts.name in ANNOUNCEMENTS:
         text = f"no worker is connected: it has {_count(waiting, 'announcement')} of dead rows, for your own consumer"
         yield Advice(Level.GOOD, subject, "workers", text)
     elif not workers and waiting:
-        age_ms = await queue.oldest_age_ms() or 0
+        age_ms = await facts.oldest_age_ms() or 0
         text = f"{_count(waiting, 'job')} {_wait(waiting)} and no worker is connected"
         text += f"; the next has waited {duration_text(age_ms)}"
         yield Advice(Level.BROKEN, subject, "workers", text, "start a worker: bullpen run MODULE:APP")
@@ -219,7 +222,7 @@ async def _workers(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         )
     else:
         yield Advice(Level.GOOD, subject, "workers", f"{len(workers)} connected")
-        async for sign in signs_of_queue(queue, _LIMITS):
+        async for sign in signs_of_queue(facts, _LIMITS):
             yield _advice(sign, subject)
         if any(not worker.name.startswith("bullpen") and _is_node(worker.fields) for worker in workers):
             text = "Node workers fail any job at its second stall, ours isolate it and try again"
@@ -233,16 +236,19 @@ def _is_node(fields: dict[str, str]) -> bool:
 # Jobs that cannot go on by themselves, among the first of each state.
 
 
-async def _lost(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    unlocked = await queue.unlocked(count=_SAMPLE)
+async def _lost(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    unlocked = await facts.queue.unlocked(count=SAMPLE) if (await facts.counts()).active else []
     if unlocked:
         text = f"{_count(len(unlocked), 'active job')} without a lock ({_some(unlocked)}): the worker is gone"
         fix = "any running worker of the queue returns them to the queue within its stalled_interval"
         yield Advice(Level.WARNING, subject, "lost jobs", text, fix)
 
 
-async def _blocked(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    parents = await queue.jobs(JobState.WAITING_CHILDREN, count=_SAMPLE)
+async def _blocked(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    if not (await facts.counts()).waiting_children:
+        return
+    queue = facts.queue
+    parents = await queue.jobs(JobState.WAITING_CHILDREN, count=SAMPLE)
     blocked = [job.id for job in parents if not (await queue.children_counts(job)).pending]
     if blocked:
         text = f"{_count(len(blocked), 'parent')} {_wait(len(blocked))} although no child is left ({_some(blocked)})"
@@ -251,19 +257,20 @@ async def _blocked(queue: Queue, subject: str) -> AsyncIterator[Advice]:
             subject,
             "blocked parents",
             text,
-            f"{command_line('jobs remove', queue.name, 'ID')}, then add it again",
+            f"{command_line('jobs remove', facts.name, 'ID')}, then add it again",
         )
 
 
-async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
-    broken = []
+async def _unreadable(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
+    broken, ids = list[str](), dict[str, str]()
     for state in (JobState.WAITING, JobState.PRIORITIZED, JobState.DELAYED):
-        for job in await queue.jobs(state, count=_SAMPLE):
-            try:
-                _ = job.data
-            except BullpenError:
-                broken.append(job.id)
-    if ids := await queue.ids_without_job(count=_SAMPLE):
+        for job_id, record, why in await facts.first(state):
+            if record is None:
+                if not job_id.startswith("0:"):  # a marker of old clients
+                    ids[job_id] = why
+            elif not is_readable(record):
+                broken.append(job_id)
+    if ids:
         shown = _some([f"{job_id}: {why}" for job_id, why in ids.items()])
         text = f"{_count(len(ids), 'id')} waiting without a stored job ({shown})"
         fix = "workers drop them and log each one; find the program that deletes or writes the keys of jobs"
@@ -274,9 +281,9 @@ async def _unreadable(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.WARNING, subject, "jobs that can never run", text, fix)
 
 
-async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+async def _retention(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
     """How many finished jobs are kept, and where that is more than useful."""
-    counts = await queue.counts()
+    counts = await facts.counts()
     completed, failed = DEFAULT_KEEP_COMPLETED, DEFAULT_KEEP_FAILED
     assert completed.age_s is not None
     assert failed.age_s is not None
@@ -291,15 +298,15 @@ async def _retention(queue: Queue, subject: str) -> AsyncIterator[Advice]:
         yield Advice(Level.GOOD, subject, "retention", text)
         return
     fix = "set remove_on_complete and remove_on_fail where jobs are added, or on the worker; "
-    fix += f"{command_line('queues clean', queue.name)} removes old jobs now"
+    fix += f"{command_line('queues clean', facts.name)} removes old jobs now"
     yield Advice(Level.WARNING, subject, "retention", text, fix)
 
 
-async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
+async def _orphans(facts: QueueFacts, subject: str) -> AsyncIterator[Advice]:
     """Jobs that are stored and that no state lists, among the first that a scan meets."""
-    lost = await queue.find_orphans(count=_SAMPLE)
+    lost = await facts.orphans()
     if lost:
-        jobs = [await queue.get_job(job_id) for job_id in lost]
+        jobs = [await facts.queue.get_job(job_id) for job_id in lost]
         unfinished = [job.id for job in jobs if job is not None and _can_be_restored(job)]
         shown = _some(unfinished or lost)
         verb = "is" if len(lost) == 1 else "are"
@@ -310,7 +317,7 @@ async def _orphans(queue: Queue, subject: str) -> AsyncIterator[Advice]:
             fix = "they have finished or cannot be read: queue.remove_orphans() deletes them"
             yield Advice(Level.WARNING, subject, "orphaned keys", text, fix)
             return
-        line = command_line("queues restore", queue.name)
+        line = command_line("queues restore", facts.name)
         fix = f"they never run: `{line}` puts unfinished jobs back into the queue"
         yield Advice(Level.BROKEN, subject, "orphaned keys", text, f"{fix}, queue.remove_orphans() deletes the others")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from bullpen._kernel.command_line import command_line
 from bullpen.errors import BullpenError
 from bullpen.ops.alert_options import SymptomLimits
+from bullpen.ops.facts import QueueFacts
 from bullpen.ops.overview import QueueSnapshot
 from bullpen.ops.status import counted, duration_text
 from bullpen.ports.dead_letters import DeadLetterStore
@@ -170,7 +171,7 @@ async def dead_letter_symptoms(stores: Iterable[DeadLetterStore], limits: Sympto
     ]
 
 
-async def signs_of_queue(queue: Queue, limits: SymptomLimits) -> AsyncIterator[Symptom]:
+async def signs_of_queue(queue: Queue | QueueFacts, limits: SymptomLimits) -> AsyncIterator[Symptom]:
     """Signs of one queue, or of one dead-letter queue."""
     counts = await queue.counts()
     if queue.name.endswith(DEAD_SUFFIX):
@@ -245,7 +246,7 @@ async def _outbox_signs(ledger: Ledger, limits: SymptomLimits) -> AsyncIterator[
     from bullpen.ledger.endpoint_records import type_label
 
     now = await _now(ledger)
-    # What a customer's endpoint did not take is no fault of the service's: that has a sign of its own.
+    # What a customer's endpoint did not take is no fault of the service's: that has a symptom of its own.
     stats = await ledger.outbox.stats()
     dead = sum(count for name, status, count, _ in stats if status is OutboxStatus.DEAD and type_label(name) == name)
     if limits.dead_letters and dead >= limits.dead_letters:

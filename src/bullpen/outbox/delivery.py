@@ -216,16 +216,21 @@ class OutboxDeliveries:
         operation: Operation,
         takes_next: bool,
         then: Callable[[SettledRow | None], None],
+        run: Sequence[tuple[OutboxRow, RowOutcome]] = (),
     ) -> None:
-        """As `settle`, without waiting for it: `then` gets what `settle` returns."""
+        """As `settle`, without waiting for it: `then` gets what `settle` returns. `run` are rows that left behind this
+        one, under its claim; `took_ms` is for each of them."""
 
         def receive(result: SettledRow | LedgerError | None, error: BaseException | None) -> None:
             settled = self._settled(row, result if error is None else error)
             if settled is not None:
                 self._report(row, outcome, settled, took_ms, operation)
+                for (each, became), done in zip(run, settled.run, strict=True):
+                    self._report(each, became, done, took_ms, operation)
             then(settled)
 
-        self._settling.put(self._settlement(row, outcome, takes_next=takes_next), receive, until=until)
+        settlement = self._settlement(row, outcome, takes_next=takes_next)
+        self._settling.put(settlement._replace(run=tuple(run)) if run else settlement, receive, until=until)
 
     async def _decide(self, row: OutboxRow, route: Route, content: Content | None) -> RowOutcome:
         """Try to deliver, unless the destination is closed or a person must decide first."""

@@ -40,6 +40,7 @@ from bullpen.ledger import (
     OutboxRow,
     Released,
     RowOutcome,
+    Sent,
     SettledRow,
     Settlement,
     TenantLimits,
@@ -49,6 +50,7 @@ from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
+from bullpen.outbox.runs import LONGEST_S, Runs
 from bullpen.outbox.shares import Shares
 
 _log = get_logger("bullpen.outbox")
@@ -160,6 +162,7 @@ class Dispatcher:
         self._senders: Counter[str] = Counter()
         self._spare: dict[str, asyncio.Task[None]] = {}
         """Senders that have not begun yet, by type."""
+        self._runs = Runs(store, self._shares)
         self._gives_up_at: defaultdict[str, float] = defaultdict(float)
         """When a line of an ordering key next leaves its place to others that wait, by type."""
         self._unsettled = 0
@@ -532,23 +535,34 @@ class Dispatcher:
             row, until = line.popleft()
             self._add_sender(integration_type)
             began = time.monotonic()
+            sent: list[tuple[OutboxRow, RowOutcome]] = []
             try:
-                outcome = await self._deliveries.attempt(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
+                if await self._send(row, route, until, sent) and row.ordering_key is not None:
+                    for each in await self._runs.behind(row, route):
+                        is_long = time.monotonic() - began > LONGEST_S
+                        if is_long or self._is_closing or not await self._send(each, route, until, sent):
+                            break
             finally:
                 self._under_way[integration_type] -= 1
                 self._wake_if_starved(integration_type)
-            if outcome is None:
-                continue
-            self._unsettled += 1
-            self._deliveries.settle_soon(
-                row,
-                outcome,
-                until=until,
-                took_ms=(time.monotonic() - began) * 1000,
-                operation="OUTBOX_DIRECT_SEND",
-                takes_next=row.ordering_key is not None and self._takes_next(integration_type),
-                then=partial(self._on_settled, integration_type, time.monotonic()),
-            )
+                if sent:  # also of a run that is cancelled in the middle
+                    self._unsettled += 1
+                    self._deliveries.settle_soon(
+                        *sent[0],
+                        until=until,
+                        took_ms=(time.monotonic() - began) * 1000 / len(sent),
+                        operation="OUTBOX_DIRECT_SEND",
+                        takes_next=row.ordering_key is not None and self._takes_next(integration_type),
+                        then=partial(self._on_settled, row, time.monotonic()),
+                        run=sent[1:],
+                    )
+
+    async def _send(self, row: OutboxRow, route: Route, until: float, sent: list[tuple[OutboxRow, RowOutcome]]) -> bool:
+        """Whether the target took it. What became of it is noted in `sent`, unless it was not even begun."""
+        outcome = await self._deliveries.attempt(row, route, until=until, operation="OUTBOX_DIRECT_SEND")
+        if outcome is not None:
+            sent.append((row, outcome))
+        return isinstance(outcome, Sent)
 
     def _takes_next(self, integration_type: str) -> bool:
         """Whether the next of an ordering key keeps the place of the one before it. Where others wait for a place, one
@@ -559,8 +573,11 @@ class Dispatcher:
             return False
         return not self._is_closing
 
-    def _on_settled(self, integration_type: str, asked_at: float, settled: SettledRow | None) -> None:
+    def _on_settled(self, row: OutboxRow, asked_at: float, settled: SettledRow | None) -> None:
         self._unsettled -= 1
+        integration_type = row.integration_type
+        if row.ordering_key is not None:
+            self._runs.settled(row, settled)
         if settled is not None and settled.next is not None:
             self._put_in_line(settled.next, asked_at + self.options.lease_ms / 1000)
         if self._starved or integration_type in self._full:  # a limit of its tenant may have kept the next one back

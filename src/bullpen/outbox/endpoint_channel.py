@@ -117,7 +117,7 @@ class EndpointChannel:
     async def send(self, message: Message) -> SendResult:
         endpoint_id = endpoint_id_of(message.integration_type) or ""
         try:
-            known = await self._look(endpoint_id)
+            known = await self._read(endpoint_id)
             row = known.row
             # The message says whose it is, and the row too: a message that came past `publish` reaches no other tenant.
             if row is None or row.tenant_id != message.tenant_id:
@@ -149,7 +149,7 @@ class EndpointChannel:
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    async def _look(self, endpoint_id: str) -> _Known:
+    async def _read(self, endpoint_id: str) -> _Known:
         """What is known, read again when that is a second ago. Those who ask at once wait for one query."""
         known = self._known.get(endpoint_id)
         if known is not None and self._clock() < known.fresh_until:

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from bullpen.queue.codec import Codec
 from bullpen.queue.durability import Durability
+from bullpen.wire.links import OnFailure
 from bullpen.wire.options import CommonArguments, JobArguments, JobDefaults, TemplateArguments, TimeArguments
 from bullpen.wire.schedules import ScheduleArguments
 
@@ -51,6 +52,9 @@ class AddArguments(StoredJobArguments, total=False):
 
 class SchedulerArguments(ScheduleArguments, TemplateArguments, total=False):
     """What `upsert_scheduler` takes besides id, name and data."""
+
+    on_failure: OnFailure | None
+    """Stored with the template as other clients do. The jobs of a scheduler have no parent: it changes nothing."""
 
 
 class TaskArguments(CommonArguments, TimeArguments, ScheduleArguments, total=False):

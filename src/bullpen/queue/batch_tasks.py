@@ -15,8 +15,10 @@ from typing import Any, NoReturn, Protocol, TypeVar, Union, cast, get_args, get_
 import msgspec
 
 from bullpen._kernel.execute import run_async, run_thread
+from bullpen._kernel.injection import current_scope, needs_of
 from bullpen._kernel.outcome import Raised, Result, Returned
-from bullpen.errors import InvalidOption, PermanentError, require
+from bullpen.errors import InvalidOption, NotConfigured, PermanentError, require
+from bullpen.queue.argument_types import check_argument, check_result, from_builtins, to_builtins
 from bullpen.queue.arguments import StoredJobArguments
 from bullpen.queue.batch import JobBatch, shares
 from bullpen.queue.job import Job
@@ -56,7 +58,9 @@ class BatchTask(Task[..., Any]):
         require("strict", not strict, "none with batch: the type of an item says which fields it takes", strict)
         name = getattr(function, "__qualname__", repr(function))
         hints = get_type_hints(function, include_extras=True)
-        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+        self.needs = needs_of(function) if inspect.isroutine(function) else {}
+        named = inspect.signature(function, eval_str=True).parameters
+        parameters = [parameter for each, parameter in named.items() if each not in self.needs]
         self._wants_batch = bool(parameters) and hints.get(parameters[0].name) is JobBatch
         items = parameters[1:] if self._wants_batch else parameters
         kind = hints.get(items[0].name) if len(items) == 1 else None
@@ -68,7 +72,9 @@ class BatchTask(Task[..., Any]):
             expected = "a list of dataclasses, structs, typed dictionaries or dictionaries, which are objects in JSON"
             raise InvalidOption(f"batch task {name}", expected, str(kind))
         self._signature = inspect.Signature([items[0].replace(annotation=self._item)])
+        check_argument(f"parameter {items[0].name!r} of task {name!r}", self._item)
         self._returns = _without_errors(hints.get("return", Any))
+        check_result(f"result of task {name!r}", self._returns)
 
     def _declare(self, rule: Mapping[str, Any]) -> NoReturn:
         raise InvalidOption(f"task {self.name!r}", "no schedule: a run by itself has no item", ", ".join(rule))
@@ -81,8 +87,8 @@ class BatchTask(Task[..., Any]):
     def _pack(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         [item] = self._signature.bind(*args, **kwargs).arguments.values()
         try:
-            data: dict[str, Any] = msgspec.to_builtins(item, str_keys=True)
-            msgspec.convert(data, self._item, str_keys=True)
+            data: dict[str, Any] = to_builtins(item)
+            from_builtins(data, self._item)
         except (TypeError, msgspec.ValidationError) as error:
             raise InvalidOption(f"arguments of task {self.name!r}", str(error), item) from None
         return data
@@ -90,7 +96,7 @@ class BatchTask(Task[..., Any]):
     def _pack_run(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], StoredJobArguments]:
         data = self._pack(args, kwargs)
         options = self._options.copy()
-        item = msgspec.convert(data, self._item, str_keys=True)
+        item = from_builtins(data, self._item)
         if self._lane_of is not None:
             options["lane"] = self._lane_of(item)
         if self._unique is not None:
@@ -111,16 +117,16 @@ class BatchTask(Task[..., Any]):
         fitting, items = list[Job](), list[Any]()
         for job in batch:
             try:
-                items.append(msgspec.convert(job.data, self._item, str_keys=True))
+                items.append(from_builtins(job.data, self._item))
                 fitting.append(job)
             except msgspec.ValidationError as error:
                 said = f"task {self.name!r} cannot be called with this job's data: {error}"
                 batch.decide(job, Raised(PermanentError(said)))
         return batch.only(fitting), items
 
-    def call_with(self, batch: JobBatch, items: list[Any]) -> Any:
+    def call_with(self, batch: JobBatch, items: list[Any], **found: Any) -> Any:
         """What the function returns; a coroutine if it is `async def`."""
-        return self.function(batch, items) if self._wants_batch else self.function(items)
+        return self.function(batch, items, **found) if self._wants_batch else self.function(items, **found)
 
     def written(self, result: Result) -> Result:
         """What became of one run, with its value as JSON."""
@@ -153,6 +159,10 @@ class BatchTaskSet(TaskSet):
     """All batch tasks of one queue, as the handler of its worker: a batch is taken apart by the names of its jobs, and
     each task gets its own ones in one call."""
 
+    def is_plain(self, job: Job) -> bool:
+        """A batch may be for several tasks of either kind: what is around it runs on the loop."""
+        return False
+
     async def __call__(self, batch: JobBatch) -> None:  # type: ignore[override]  # the worker that has it forms batches
         jobs_of: dict[str, list[Job]] = {}
         for job in batch:
@@ -162,18 +172,23 @@ class BatchTaskSet(TaskSet):
     async def _run(self, name: str, batch: JobBatch) -> None:
         try:
             task = cast("BatchTask", self._find(name))
-        except PermanentError as error:
+        except (NotConfigured, PermanentError) as error:
             self._share_out(batch, [Raised(error)] * len(batch))
             return
         fitting, items = task.read(batch)
         if not items:
             return
+        scope, call = current_scope.get(), partial(task.call_with, items=items)
         if task.is_async:
-            result = await run_async(partial(task.call_with, items=items), fitting, None)
+            found = {} if scope is None else await scope.values(task.needs)
+            result = await run_async(partial(call, **found), fitting, None)
         else:
             for job in fitting:
                 job.bind_to_running_loop()
-            result = await run_thread(self._own_threads(), partial(task.call_with, items=items), fitting, None)
+            if scope is not None:
+                await scope.prepare(task.needs)
+                call = partial(scope.call_plain, call, task.needs)
+            result = await run_thread(self._own_threads(), call, fitting, None)
         self._share_out(fitting, [task.written(share) for share in shares(result, len(fitting))])
 
     def _share_out(self, batch: JobBatch, results: list[Result]) -> None:

@@ -192,10 +192,13 @@ class Browsing(QueuePart):
         """Ids of active jobs whose lock has expired, among the first `count`; a stalled check returns them to the
         queue."""
         check_int("count", count, minimum=1)
-        actions = self._ready()
-        ids = [job.id for job in await self.jobs(JobState.ACTIVE, count=count)]
-        held = await actions.commands([("EXISTS", self._keys.lock(job_id)) for job_id in ids]) if ids else []
-        return [job_id for job_id, is_held in zip(ids, held, strict=True) if not is_held]
+        actions, keys = self._ready(), self._keys
+        ids: list[bytes] = await actions.command("LRANGE", keys.active, -count, -1)
+        base = keys.base.encode()
+        held = await actions.command("MGET", *(base + raw + b":lock" for raw in ids)) if ids else []
+        free = [raw for raw, token in zip(ids[::-1], held[::-1], strict=True) if token is None]
+        there = await actions.commands([("EXISTS", base + raw) for raw in free]) if free else []
+        return [raw.decode("utf-8", "surrogateescape") for raw, is_job in zip(free, there, strict=True) if is_job]
 
     async def ids_without_job(self, *, count: int = 100) -> dict[str, str]:
         """Waiting ids without a stored job, among the first `count` of each state that can run; and what
@@ -298,35 +301,45 @@ class Browsing(QueuePart):
 
         Managed servers may forbid it: "unknown" is an answer then, not a failure.
         """
-        unnamed = client_name(self._keys.prefix, self._keys.name)
-        return await self._clients(lambda name: name == unnamed or name.startswith(f"{unnamed}:w:"), len(unnamed) + 3)
+        listed = await self._client_list()
+        return None if listed is None else workers_in(listed, self._keys)
 
     async def listeners(self) -> list[WorkerInfo] | None:
         """Readers of this queue's events (`QueueEvents` of any client) that are connected now; None when the server
         refuses CLIENT LIST. They have no names."""
-        listener = client_name(self._keys.prefix, self._keys.name) + ":qe"
-        return await self._clients(lambda name: name == listener, len(listener))
+        listener, listed = client_name(self._keys.prefix, self._keys.name) + ":qe", await self._client_list()
+        return None if listed is None else _clients_in(listed, lambda name: name == listener, len(listener))
 
-    async def _clients(self, is_meant: Callable[[str], bool], name_from: int) -> list[WorkerInfo] | None:
+    async def _client_list(self) -> bytes | None:
         try:
-            raw = await self._ready().command("CLIENT", "LIST")
+            listed: bytes = await self._ready().command("CLIENT", "LIST")
         except ServerRefused:
             return None
-        found = []
-        for line in raw.decode("utf-8", "replace").splitlines():
-            fields = dict(part.partition("=")[::2] for part in line.split(" "))
-            connection_name = fields.get("name", "")
-            if is_meant(connection_name):
-                found.append(
-                    WorkerInfo(
-                        name=connection_name[name_from:],
-                        address=fields.get("addr", ""),
-                        age_s=read_int(fields.get("age", "0")),
-                        idle_s=read_int(fields.get("idle", "0")),
-                        fields=fields,
-                    )
+        return listed
+
+
+def workers_in(listed: bytes, keys: QueueKeys) -> list[WorkerInfo]:
+    """Of the answer to CLIENT LIST those that work on this queue."""
+    unnamed = client_name(keys.prefix, keys.name)
+    return _clients_in(listed, lambda name: name == unnamed or name.startswith(f"{unnamed}:w:"), len(unnamed) + 3)
+
+
+def _clients_in(listed: bytes, is_meant: Callable[[str], bool], name_from: int) -> list[WorkerInfo]:
+    found = []
+    for line in listed.decode("utf-8", "replace").splitlines():
+        fields = dict(part.partition("=")[::2] for part in line.split(" "))
+        connection_name = fields.get("name", "")
+        if is_meant(connection_name):
+            found.append(
+                WorkerInfo(
+                    name=connection_name[name_from:],
+                    address=fields.get("addr", ""),
+                    age_s=read_int(fields.get("age", "0")),
+                    idle_s=read_int(fields.get("idle", "0")),
+                    fields=fields,
                 )
-        return sorted(found, key=lambda client: (client.name, client.address))
+            )
+    return sorted(found, key=lambda client: (client.name, client.address))
 
 
 async def find_queues(connection: Connection, prefix: str) -> list[str]:

@@ -43,6 +43,7 @@ from bullpen.errors import JobStateConflict
 from bullpen.queue.actions import QueueActions, is_wrong_type
 from bullpen.queue.base import literally
 from bullpen.queue.lists import LineMoved, walk_line_strictly
+from bullpen.redis.client import Connection
 from bullpen.wire.keys import QueueKeys
 
 T = TypeVar("T")
@@ -106,11 +107,48 @@ async def remove_orphans(
     return court.deleted
 
 
-async def find_orphans(actions: QueueActions, keys: QueueKeys, *, count: int) -> list[str]:
-    """Ids of jobs that no state lists, among the first `count` that a bounded scan meets. Changes nothing.
+async def find_orphans(
+    actions: QueueActions, keys: QueueKeys, *, count: int, met: Sequence[str] | None = None
+) -> list[str]:
+    """Ids of jobs that no state lists, among the first `count` that a bounded scan meets, or among those that one has
+    met already. Changes nothing.
 
     Where lists are so long that only a search could show it, a job counts as listed: this is a sample, not a verdict.
     """
+    if met is None:
+        met = await _first_jobs(actions, keys, count)
+    suspects = set(met)
+    await _acquit_listed(actions, keys, suspects, most_of_line=_IDS_PER_READ)
+    nowhere = [
+        job_id for job_id in dict.fromkeys(met) if job_id in suspects and await _is_nowhere(actions, keys, job_id)
+    ]
+    # Once more: whoever was being added has its place by now.
+    return [job_id for job_id in nowhere if await _is_nowhere(actions, keys, job_id)]
+
+
+async def sample_jobs(connection: Connection, prefix: str, names: Iterable[str], *, count: int) -> dict[str, list[str]]:
+    """The first `count` ids of jobs, or fewer, that one bounded scan meets of each of these queues: one for all of
+    them, since each walks over the keys of the whole server."""
+    met: dict[str, list[str]] = {name: [] for name in names}
+    left, keys_left, at = set(met), _MOST_LOOKED_AT * len(met), len(prefix) + 1
+    async with connection.every_primary() as doors:
+        for door in doors:
+            cursor: bytes | None = None
+            while cursor != b"0" and left and keys_left > 0:
+                cursor, found = await door.call(
+                    "SCAN", cursor or b"0", "MATCH", f"{literally(prefix)}:*", "COUNT", _SCAN_COUNT
+                )
+                keys_left -= len(found)
+                for key in found:
+                    name, _, rest = _text(key)[at:].partition(":")
+                    if name in left and _kind_of(rest) == "job":
+                        met[name].append(rest)
+                        if len(met[name]) == count:
+                            left.discard(name)
+    return met
+
+
+async def _first_jobs(actions: QueueActions, keys: QueueKeys, count: int) -> list[str]:
     met: list[str] = []
     seen_keys = 0
     async for rest in _keys_under(actions, keys):
@@ -119,9 +157,7 @@ async def find_orphans(actions: QueueActions, keys: QueueKeys, *, count: int) ->
             met.append(rest)
         if len(met) >= count or seen_keys >= _MOST_LOOKED_AT:
             break
-    suspects = [job_id for job_id in dict.fromkeys(met) if await _is_nowhere(actions, keys, job_id)]
-    # Once more: whoever was being added has its place by now.
-    return [job_id for job_id in suspects if await _is_nowhere(actions, keys, job_id)]
+    return met
 
 
 async def _is_nowhere(actions: QueueActions, keys: QueueKeys, job_id: str) -> bool:
@@ -239,19 +275,26 @@ def _kind_of(rest: str) -> str | None:
     return "part" if colon and last in JOB_SUFFIXES else "job"
 
 
-async def _acquit_listed(actions: QueueActions, keys: QueueKeys, suspects: set[str]) -> None:
-    """Take out of `suspects` the ids that a state lists; page by page, since the server is not to be held up."""
-    sets = (keys.completed, keys.failed, keys.delayed, keys.prioritized, keys.waiting_children)
-    for page in _pages(list(suspects), _IDS_PER_READ):
-        ids = [_raw(job_id) for job_id in page]
-        for key in sets:
-            scores = await actions.command("ZMSCORE", key, *ids)
-            suspects.difference_update(job_id for job_id, score in zip(page, scores, strict=True) if score is not None)
+async def _acquit_listed(
+    actions: QueueActions, keys: QueueKeys, suspects: set[str], *, most_of_line: int | None = None
+) -> None:
+    """Take out of `suspects` the ids that a state lists; page by page, since the server is not to be held up, and only
+    as long as there are any. `most_of_line`: no more than so many at the running end of each line."""
     for key in (keys.wait, keys.active, keys.paused):
+        if not suspects:
+            return
+        if most_of_line is not None:
+            listed = await actions.command("LRANGE", key, -most_of_line, -1)
+            suspects.difference_update(map(_text, listed))
+            continue
         length = await actions.command("LLEN", key)
         for start in range(0, length, _IDS_PER_READ):
             listed = await actions.command("LRANGE", key, start, start + _IDS_PER_READ - 1)
             suspects.difference_update(map(_text, listed))
+    for key in (keys.completed, keys.failed, keys.delayed, keys.prioritized, keys.waiting_children):
+        for page in _pages(list(suspects), _IDS_PER_READ):
+            scores = await actions.command("ZMSCORE", key, *map(_raw, page))
+            suspects.difference_update(job_id for job_id, score in zip(page, scores, strict=True) if score is not None)
 
 
 def _pages(items: Sequence[T], size: int) -> Iterable[Sequence[T]]:

@@ -218,8 +218,13 @@ class Queue(Administration):
         if self._closed:
             return
         self._closed = True
+        await self.leave_loop()
+
+    async def leave_loop(self) -> None:
+        """Send what still waits, then let go of what belongs to the running loop; in another one it works again."""
         if self._loop is not asyncio.get_running_loop():
             return
+        self._loop = None
         await self._adder.aclose()
         for actions in (self._actions, *self._others.values()):
             await actions.aclose()

@@ -25,6 +25,7 @@ from bullpen.queue.base import QueuePart
 from bullpen.queue.packing import call_ttl_ms, clock_and_version
 from bullpen.queue.states import JobState
 from bullpen.wire.keys import QueueKeys
+from bullpen.wire.links import FLAGS, check_on_failure
 from bullpen.wire.options import JobOptions, make_options
 from bullpen.wire.records import check_job_name, read_int
 from bullpen.wire.schedules import (
@@ -64,11 +65,16 @@ class Upsert:
         is_declared: bool = False,
     ) -> None:
         self.id, self._keys = check_scheduler_id(scheduler_id), keys
+        on_failure = options.get("on_failure")
+        check_on_failure(on_failure)
+        options = {option: value for option, value in options.items() if option != "on_failure"}
         self.schedule, template = split_options(options, defaults)
         self._name = check_job_name(self.id if name is None else name)
         self.data = json.encode({} if data is None else data)
         """A codec seals it before it is sent."""
         self._opts = template.to_wire()
+        if on_failure is not None and (flag := FLAGS[on_failure]):
+            self._opts[flag] = True
         self._lifo, self._priority = template.lifo, template.wire_priority
         json.check_payload_size(len(self.data), len(template.wire_json))
         self._head = options_head(self._opts, self.id, f"repeat:{self.id}:", {**self.schedule.repeat, "count": 1})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -42,8 +42,11 @@ import msgspec
 from bullpen._kernel.duration import check_int, is_text, to_ms
 from bullpen._kernel.execute import run_thread
 from bullpen._kernel.ids import check_scheduler_id
+from bullpen._kernel.injection import Needs, current_scope, needs_of
 from bullpen._kernel.outcome import Raised
-from bullpen.errors import InvalidOption, PermanentError, require
+from bullpen._kernel.rates import RateLimit
+from bullpen.errors import DelayJob, InvalidOption, NotConfigured, PermanentError, require
+from bullpen.queue.argument_types import check_argument, check_result, from_builtins, to_builtins
 from bullpen.queue.arguments import AddArguments, AddInTransactionArguments, StoredJobArguments, TaskArguments
 from bullpen.queue.durability import Durability
 from bullpen.queue.job import Job, NewJob
@@ -183,6 +186,7 @@ class Task(Generic[P, R]):
         strict: bool = False,
         unique: Unique | None = None,
         unique_key: Callable[..., str] | None = None,
+        rate_limit: RateLimit | None = None,
         **options: Unpack[TaskArguments],
     ) -> None:
         self.function = function
@@ -202,7 +206,8 @@ class Task(Generic[P, R]):
             given, self._lane_of = {**given, "lane": None}, lane
         _check_options(given)  # a mistake is told where the task stands, not where it is first added
         _check_unique(unique, unique_key, given)
-        self._unique, self._unique_key = unique, unique_key
+        require("rate_limit", rate_limit is None or isinstance(rate_limit, RateLimit), "a RateLimit", rate_limit)
+        self._unique, self._unique_key, self.rate_limit = unique, unique_key, rate_limit
         self._options = cast("StoredJobArguments", given)
         self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
@@ -213,9 +218,15 @@ class Task(Generic[P, R]):
 
     def _read(self, function: Callable[..., Any], *, strict: bool) -> None:
         """What the function takes and returns."""
-        self._signature, self._wants_job = _parameters(function)
+        self.needs: Needs = needs_of(function) if inspect.isroutine(function) else {}
+        """Parameters that the worker fills in, and no job carries."""
+        self._signature, self._wants_job = _parameters(function, self.needs)
         hints = get_type_hints(function, include_extras=True)
         self._returns: Any = hints.get("return", Any)
+        name = function.__qualname__
+        for parameter in self._signature.parameters.values():
+            check_argument(f"parameter {parameter.name!r} of task {name!r}", hints.get(parameter.name, Any))
+        check_result(f"result of task {name!r}", self._returns)
         fields = [_field(parameter, hints) for parameter in self._signature.parameters.values()]
         make = partial(msgspec.defstruct, kw_only=True, forbid_unknown_fields=strict)
         self._arguments, self._rest = make("Arguments", fields), make("Rest", fields[1:])  # rest: of a run after others
@@ -238,6 +249,10 @@ class Task(Generic[P, R]):
         return f"Task({self.name!r}, queue={self.handlers.queue!r})"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        if self.needs:
+            given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
+            for name in self.needs:
+                require(name, name in given, f"given to {self.name} here: only a worker finds it", "nothing")
         return self.function(*args, **kwargs)
 
     def options(
@@ -273,12 +288,17 @@ class Task(Generic[P, R]):
         """Store one run. Wrong arguments raise before anything is sent, as a call of the function would."""
         data, options = self._pack_run(args, kwargs)
         job = await self._open_queue().add(self.name, data, add_deadline=self._add_deadline, **options)
+        if self.handlers.after_add is not None:
+            await self.handlers.after_add()
         return TaskJob(self, job)
 
     def add_sync(self, *args: P.args, **kwargs: P.kwargs) -> sync.Job:
         """As `add`, for code without an event loop: blocks until the run is stored."""
         data, options = self._pack_run(args, kwargs)
-        return self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
+        job = self._open_sync().add(self.name, data, add_deadline=self._add_deadline, **options)
+        if self.handlers.after_add_sync is not None:
+            self.handlers.after_add_sync()
+        return job
 
     async def add_in_transaction(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> StoredInTransaction:
         """Store one run if and only if the caller's open transaction commits; the app's outbox adds it to the queue.
@@ -333,6 +353,8 @@ class Task(Generic[P, R]):
             # One call of the queue has one level; usually all jobs have the same.
             plain = [job for _, job in jobs]
             added += await queue.add_many(plain, durability=level, add_deadline=self._add_deadline)
+        if self.handlers.after_add is not None:
+            await self.handlers.after_add()
         return [TaskJob(self, job) for job in added]
 
     async def map(
@@ -425,8 +447,8 @@ class Task(Generic[P, R]):
     ) -> dict[str, Any]:
         bound = signature.bind(*args, **kwargs)
         try:
-            data: dict[str, Any] = msgspec.to_builtins(bound.arguments, str_keys=True)
-            msgspec.convert(data, types, str_keys=True)
+            data: dict[str, Any] = to_builtins(bound.arguments)
+            from_builtins(data, types)
         except (TypeError, msgspec.ValidationError) as error:
             raise InvalidOption(f"arguments of task {self.name!r}", str(error), bound.arguments) from None
         return data
@@ -437,35 +459,45 @@ class Task(Generic[P, R]):
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
-    def run(self, job: Job, results: Mapping[str, Any] | None = None) -> Any:
-        """Call the function with the arguments in a job, and those that are results of other jobs; a coroutine if it is
-        `async def`."""
+    def run(self, job: Job, results: Mapping[str, Any] | None = None, **found: Any) -> Any:
+        """Call the function with the arguments in a job, those that are results of other jobs, and those that the
+        worker found; a coroutine if it is `async def`."""
         try:
             data = {} if job.data is None else job.data
-            arguments = msgspec.convert({**data, **results} if results else data, self._arguments, str_keys=True)
+            arguments = from_builtins({**data, **results} if results else data, self._arguments)
         except msgspec.ValidationError as error:
             raise PermanentError(f"task {self.name!r} cannot be called with this job's data: {error}") from None
         values = {name: getattr(arguments, name) for name in arguments.__struct_fields__}
-        given = {name: value for name, value in values.items() if value is not msgspec.UNSET}
+        given = {name: value for name, value in values.items() if value is not msgspec.UNSET} | found
         return self.function(job, **given) if self._wants_job else self.function(**given)
+
+    async def take_turn(self) -> None:
+        """Raises DelayJob when this task has started as often as it may for now."""
+        limit = self.rate_limit
+        assert limit is not None
+        wait_ms = await self._open_queue().take_turn(
+            f"task {self.name}"[:120], most=limit.max, duration=limit.duration_ms
+        )
+        if wait_ms:
+            raise DelayJob(wait_ms, f"task {self.name!r} has started {limit.max} times in {limit.duration_ms} ms")
 
     def write_result(self, value: Any) -> Any:
         """What the function returned, as JSON; what has no form in JSON is refused by the worker, with its path."""
         try:
-            return msgspec.to_builtins(value, str_keys=True)
+            return to_builtins(value)
         except TypeError as error:
             raise PermanentError(f"task {self.name!r} returned what JSON cannot carry: {error}") from None
 
     def read_result(self, value: Any) -> R:
         try:
-            return cast("R", msgspec.convert(value, self._returns, str_keys=True))
+            return cast("R", from_builtins(value, self._returns))
         except msgspec.ValidationError as error:
             raise InvalidOption(f"result of task {self.name!r}", str(error), value) from None
 
 
 def hash_of(arguments: Mapping[str, Any]) -> str:
     """The same text for the same values."""
-    packed = msgspec.json.encode(msgspec.to_builtins(arguments, str_keys=True), order="deterministic")
+    packed = msgspec.json.encode(to_builtins(arguments), order="deterministic")
     return hashlib.sha256(packed).hexdigest()[:32]
 
 
@@ -482,6 +514,9 @@ class TaskSet:
         self.queue = queue
         self._tasks: dict[str, Task[..., Any]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self.after_add: Callable[[], Awaitable[None]] | None = None
+        self.after_add_sync: Callable[[], None] | None = None
+        """Called when runs were stored; tests then run them."""
 
     def add(self, task: Task[..., Any]) -> None:
         """Let the worker run this task too."""
@@ -502,21 +537,40 @@ class TaskSet:
         """Of the tasks with `every` or `cron`."""
         return tuple(task.schedule for task in self._tasks.values() if task.schedule is not None)
 
+    @property
+    def needs_of_tasks(self) -> list[tuple[str, Needs]]:
+        """What the worker has to find for each task."""
+        return [(task.name, task.needs) for task in self._tasks.values() if task.needs]
+
+    def is_plain(self, job: Job) -> bool:
+        """Whether a plain function runs this job, in a thread."""
+        task = self._tasks.get(job.name)
+        return task is not None and not task.is_async
+
     def _find(self, name: str) -> Task[..., Any]:
         task = self._tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self._tasks))
             raise PermanentError(f"queue {self.queue!r} has no task {name!r} here; there is {known}")
+        if task.needs and current_scope.get() is None:
+            raise NotConfigured(f"task {name!r} was registered after its worker started, which finds nothing for it")
         return task
 
     async def __call__(self, job: Job) -> Any:
-        task = self._find(job.name)
+        task, scope = self._find(job.name), current_scope.get()
+        if task.rate_limit is not None:
+            await task.take_turn()
         results = await _results_for(job) if b"bpmeta" in job.record.raw_opts else None
         if task.is_async:
-            return task.write_result(await task.run(job, results))
+            found = {} if scope is None else await scope.values(task.needs)
+            return task.write_result(await task.run(job, results, **found))
         # The worker's own way of running plain functions: the slot stays taken until the thread returns.
         job.bind_to_running_loop()
-        result = await run_thread(self._own_threads(), partial(task.run, results=results), job, None)
+        run = partial(task.run, results=results)
+        if scope is not None:
+            await scope.prepare(task.needs)
+            run = partial(scope.call_plain, run, task.needs)
+        result = await run_thread(self._own_threads(), run, job, None)
         if isinstance(result, Raised):
             raise result.error
         return task.write_result(result.value)
@@ -571,8 +625,9 @@ def _check_unique(unique: Any, key: Any, options: Mapping[str, Any]) -> None:
     require("unique", options.get("deduplication") is None, "not together with deduplication", unique)
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """The parameters that come from a job's data, and whether the function wants the job itself before them."""
+def _parameters(function: Callable[..., Any], found: Collection[str]) -> tuple[inspect.Signature, bool]:
+    """The parameters that come from a job's data, and whether the function wants the job itself before them. Those that
+    are `found` come from elsewhere."""
     if not inspect.isroutine(function):
         raise InvalidOption("task", "a function", function)
     name = getattr(function, "__qualname__", repr(function))
@@ -580,7 +635,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
     parameters = list(signature.parameters.values())
     first = parameters[0].annotation if parameters else None
     wants_job = (get_origin(first) or first) is Job
-    named = parameters[1:] if wants_job else parameters
+    named = [one for one in (parameters[1:] if wants_job else parameters) if one.name not in found]
     for parameter in named:
         if parameter.kind in _UNNAMED:
             raise InvalidOption(

@@ -495,6 +495,14 @@ class Connection:
             return reason_of(error)
         return None
 
+    def redirect(self, url: str) -> None:
+        """Go to another server from now on, without the log-in that was given. For tests: whoever shares this
+        connection is led to a server of the test's own, and never to the one that the program names."""
+        self._address, self._find_url, self._directory, self.revive = parse_url(url), None, None, None
+        self._shards, self.clock = [], ServerClock()
+        for known in (self._met, self.let_us_in, self.true_waits):
+            known.clear()
+
     async def aclose(self) -> None:
         """Close the shared doors of the running loop, those that workers use when the last of them closes."""
         loop = asyncio.get_running_loop()

@@ -113,6 +113,7 @@ _TABLE = (
     Script("add_log", keys=("job", "logs"), args=("line", "keep")),
     Script("publish_event", keys=("events",), args=("base", "max_len")),
     Script("read_job", keys=("job",), args=("base", "job_id")),
+    Script("read_sample", keys=("meta",), args=("base", "most_bytes")),
     Script("read_heads", keys=("meta",), args=("base", "most_bytes")),
     Script(
         "find_jobs",

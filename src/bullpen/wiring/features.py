@@ -8,6 +8,7 @@ one), running them (`running`), showing them (`observing`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from bullpen._kernel.container import Container
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # each is loaded when it is first used: it needs an extra, or
     from bullpen.runs import Runs
     from bullpen.wiring.workflows import Workflows
     from bullpen.worker import Worker
+    from bullpen.worker.around import Around
     from bullpen.worker.options import WorkerArguments
     from bullpen.workflow.metrics import WorkflowMetrics
     from bullpen.workflow.service import Workflow
@@ -41,12 +43,13 @@ AnyWorkflow = TypeVar("AnyWorkflow", bound="Workflow[Any, Any, Any, Any]")
 class AppFeatures:
     """Those of one app. An attribute is None until the program uses the feature."""
 
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-        self.services = Services(self.count_running)
+    def __init__(self, resources: Resources, around: Callable[[], Around], container: Container) -> None:
+        self._resources, self._around = resources, around
+        self.services = Services(self.count_running, lambda: around().started())
         self.observing = Observing(resources, self.workers_here, self.needs_redis)
-        self.container = Container()
+        self.container = container
         self.workers: dict[str, Worker] = {}
+        self._make_worker: dict[str, Callable[[], Worker]] = {}
         self.outbox: Outbox | None = None
         self._endpoints: Endpoints | None = None
         self.messages: Messages | None = None
@@ -69,9 +72,22 @@ class AppFeatures:
 
         opened = self._resources
         given: WorkerArguments = {"codec": opened.codec, **options}
-        worker = Worker(queue, handler, connection=opened.connection, prefix=opened.prefix, **given)
-        self.workers[queue] = worker
+        self._make_worker[queue] = partial(
+            Worker, queue, handler, connection=opened.connection, prefix=opened.prefix, **given
+        )
+        worker = self.workers[queue] = self.new_worker(queue)
         self.services.add(worker)
+        return worker
+
+    @property
+    def workers_declared(self) -> tuple[str, ...]:
+        """The queues whose jobs handlers and tasks of this app run."""
+        return tuple(self._make_worker)
+
+    def new_worker(self, queue: str) -> Worker:
+        """A worker as the program declared it. Each works once, from its start to its end."""
+        worker = self._make_worker[queue]()
+        worker.surround(self._around())
         return worker
 
     def use_outbox(self) -> Outbox:

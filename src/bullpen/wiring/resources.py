@@ -134,6 +134,13 @@ class Resources:
         async with Queue(name, connection=self.connection, prefix=self.prefix, codec=self.codec) as queue:
             yield queue
 
+    async def leave_loop(self) -> None:
+        """Send what queues still hold and close what belongs to the running loop; in another loop all works again."""
+        for queue in self.queues.values():
+            await queue.leave_loop()
+        if self._connection is not None:
+            await self._connection.aclose()
+
     async def close_queues(self) -> None:
         """Send what queues still hold. First of all: others may still be in use by what is closed meanwhile."""
         for queue in self.queues.values():

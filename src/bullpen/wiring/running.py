@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Final
 
@@ -42,11 +43,19 @@ def role_of(service: Service) -> str:
     return role
 
 
-class Services:
-    """The services of one app. `count_running` tells how many jobs a stop waits for."""
+def _ends_last(service: Service) -> bool:
+    """Whether it answers probes, which it does for as long as anything runs."""
+    return bool(getattr(service, "ends_last", False))
 
-    def __init__(self, count_running: Callable[[], int]) -> None:
-        self._count_running = count_running
+
+class Services:
+    """The services of one app. `count_running` tells how many jobs a stop waits for; they run within `started`."""
+
+    def __init__(
+        self, count_running: Callable[[], int], started: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
+        self._count_running, self._started = count_running, started
+        self._starting: asyncio.Timeout | None = None
         self._all: list[Service] = []
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +77,7 @@ class Services:
     def add(self, service: Service) -> None:
         """Run this too; at once if the others run already."""
         self._all.append(service)
-        if self._group is not None and not self._is_stopping:
+        if self._group is not None and not self._is_stopping and self._starting is None:
             self._begin(service, self._group)
 
     def keep_only(self, roles: Collection[str]) -> None:
@@ -94,24 +103,51 @@ class Services:
             async with asyncio.TaskGroup() as group:
                 with self._signals(group) if signals else contextlib.nullcontext():
                     self._group = group
+                    # Whoever answers probes does so from the beginning: hooks may take their time.
                     for service in self._all:
-                        self._begin(service, group)
-                    while any(not task.done() for task in self._tasks):  # more may be added meanwhile
-                        await asyncio.wait(self._tasks)
+                        if _ends_last(service):
+                            self._begin(service, group)
+                    await self._run_within_hooks()
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the others were stopped because of the first
+            first: BaseException = errors
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]  # the others were stopped because of it
+            raise first from None
         finally:
             self._group = None
 
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """Ask all to stop, and wait until they have. Safe to call twice, and before `run`."""
         self._is_stopping = True
+        if self._starting is not None:
+            self._starting.reschedule(asyncio.get_running_loop().time())
         # Whoever answers probes ends last: a process that waits for its running jobs is alive, and must be seen.
         for is_last in (False, True):
-            ending = [service for service in self._all if getattr(service, "ends_last", False) is is_last]
+            ending = [service for service in self._all if _ends_last(service) is is_last]
             await asyncio.gather(*(service.close(timeout) for service in ending))
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    async def _run_within_hooks(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(None) as self._starting:
+                    if not self._began_stopped:
+                        await stack.enter_async_context(self._started())
+            except TimeoutError:
+                if not self._is_stopping:
+                    raise
+                return  # told to stop while they ran
+            finally:
+                self._starting = None
+            # A group of their own: when all is cancelled, they end before the hooks of the end run.
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for service in self._all:
+                    if not _ends_last(service):
+                        self._begin(service, group)
+                while any(not task.done() for task in self._tasks):  # more may be added meanwhile
+                    await asyncio.wait(self._tasks)
 
     def _begin(self, service: Service, group: asyncio.TaskGroup) -> None:
         self._tasks.add(group.create_task(self._serve(service)))

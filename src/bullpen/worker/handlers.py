@@ -16,6 +16,7 @@ from bullpen._kernel.outcome import Ended, Result
 from bullpen.errors import JobLockLost
 from bullpen.queue.batch import BatchHandler, BatchOptions, JobBatch
 from bullpen.queue.job import Handler, Job
+from bullpen.worker.around import Around, Surroundings
 from bullpen.worker.batches import BatchRuns
 from bullpen.worker.children.limits import ChildLimits
 from bullpen.worker.children.pool import ProcessPool
@@ -36,6 +37,8 @@ class Runner(Protocol):
     survives_jobs: bool
     """A job that dies takes nobody with it."""
     on_end: OnEnd | None
+    around: Around | None
+    """What runs around each job and in each child process; read at the start."""
 
     @property
     def batches(self) -> BatchRuns | None:
@@ -54,14 +57,21 @@ class InLoop:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    around: Around | None = None
     batches: BatchRuns | None = None
 
-    def __init__(self, handler: Callable[[Any], Any]) -> None:
+    def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
+        self._handler, self._queue = handler, queue
         self.run: Run = partial(run_async, handler)
-        self.run_batch = partial(run_async, handler)
 
-    async def start(self, slots: int) -> None:
-        pass
+    async def start(self, slots: int, *, batches: bool = False) -> None:
+        if self.around is not None:
+            surroundings = self.around.surroundings(self._handler, self._queue, batches=batches)
+            self._handler = surroundings.on_loop()
+            self.run = partial(run_async, self._handler)
+
+    async def run_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
+        return await run_async(self._handler, batch, timeout_s)
 
     def resize(self, slots: int) -> None:
         pass
@@ -76,25 +86,38 @@ class InThreads:
 
     survives_jobs = False
     on_end: OnEnd | None = None
+    around: Around | None = None
     batches: BatchRuns | None = None
 
     def __init__(self, handler: Callable[[Any], Any], queue: str) -> None:
         self._handler, self._queue = handler, queue
         self._threads: ThreadPoolExecutor | None = None
+        self._surroundings: Surroundings | None = None
 
-    async def start(self, slots: int) -> None:
+    async def start(self, slots: int, *, batches: bool = False) -> None:
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=f"bullpen-{self._queue}")
+        if self.around is not None:
+            self._surroundings = self.around.surroundings(self._handler, self._queue, batches=batches) or None
 
     async def run(self, job: Job, timeout_s: float | None) -> Ended:
-        assert self._threads is not None
         job.bind_to_running_loop()
-        return await run_thread(self._threads, self._handler, job, timeout_s)
+        return await self._call(job, timeout_s)
 
     async def run_batch(self, batch: JobBatch, timeout_s: float | None) -> Result:
-        assert self._threads is not None
         for job in batch:
             job.bind_to_running_loop()
-        return await run_thread(self._threads, self._handler, batch, timeout_s)
+        return await self._call(batch, timeout_s)
+
+    async def _call(self, subject: Job | JobBatch, timeout_s: float | None) -> Result:
+        threads = self._threads
+        assert threads is not None
+        if self._surroundings is None:
+            return await run_thread(threads, self._handler, subject, timeout_s)
+
+        async def call(handler: Callable[[Any], Any]) -> Result:
+            return await run_thread(threads, handler, subject, None)
+
+        return await self._surroundings.run_plain(subject, call, timeout_s)
 
     def resize(self, slots: int) -> None:
         pass
@@ -109,14 +132,21 @@ class InProcesses:
 
     survives_jobs = True
     on_end: OnEnd | None = None
+    around: Around | None = None
     batches: BatchRuns | None = None
 
-    def __init__(self, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
+    def __init__(self, handler: Callable[[Any], Any], queue: str, limits: ChildLimits) -> None:
+        self._handler, self._queue = handler, queue
         self.pool = ProcessPool(handler, limits)
         self.run: Run = self.pool.run
         self.run_batch = self.pool.run_batch
 
-    async def start(self, slots: int) -> None:
+    async def start(self, slots: int, *, batches: bool = False) -> None:
+        around = self.around
+        if around is not None:
+            surroundings = around.surroundings(self._handler, self._queue, batches=batches)
+            if surroundings or around.has_hooks:
+                self.pool.bring_app(around.owner, self._queue, batches=batches)
         await self.pool.start(slots)
 
     def resize(self, slots: int) -> None:
@@ -130,6 +160,7 @@ class InBatches:
     """Handlers that get several jobs at once, wherever they are called."""
 
     on_end: OnEnd | None = None
+    around: Around | None = None
 
     def __init__(self, caller: InLoop | InThreads | InProcesses, options: BatchOptions) -> None:
         self._caller = caller
@@ -140,7 +171,8 @@ class InBatches:
 
     async def start(self, slots: int) -> None:
         self._slots = slots
-        await self._caller.start(slots)
+        self._caller.around = self.around
+        await self._caller.start(slots, batches=True)
 
     def resize(self, slots: int) -> None:
         self._slots = slots
@@ -160,5 +192,5 @@ def runner_of(handler: Handler | BatchHandler, queue: str, options: WorkerOption
 def _runner_of(handler: Handler | BatchHandler, queue: str, options: WorkerOptions) -> InLoop | InThreads | InProcesses:
     processes = options.processes
     if processes:
-        return InProcesses(handler, processes if isinstance(processes, ChildLimits) else ChildLimits())
-    return InLoop(handler) if is_async(handler) else InThreads(handler, queue)
+        return InProcesses(handler, queue, processes if isinstance(processes, ChildLimits) else ChildLimits())
+    return InLoop(handler, queue) if is_async(handler) else InThreads(handler, queue)

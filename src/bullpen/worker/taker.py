@@ -30,6 +30,7 @@ from bullpen._kernel.outcome import (
 from bullpen.errors import InvalidOption, JobLockLost, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
+from bullpen.worker.around import Around
 from bullpen.worker.auto import read_concurrency
 from bullpen.worker.batches import BatchRuns
 from bullpen.worker.consumer import JobConsumer
@@ -63,6 +64,7 @@ class _HandOut:
     """How the jobs of a taker are run: by the caller."""
 
     survives_jobs = False
+    around: Around | None = None
     batches: BatchRuns | None = None
 
     def __init__(

@@ -16,6 +16,7 @@ from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
 from bullpen.redis.client import Connection
 from bullpen.worker import signals as _signals
+from bullpen.worker.around import Around
 from bullpen.worker.consumer import JobConsumer
 from bullpen.worker.handlers import runner_of
 from bullpen.worker.options import WorkerArguments
@@ -48,6 +49,10 @@ class Worker(JobConsumer):
             raise InvalidOption("handler", "a function that takes a Job", handler)
         super().__init__(queue, connection, prefix, options)
         self._runner = runner_of(handler, queue, self.options)
+
+    def surround(self, around: Around) -> None:
+        """Run this app's middleware around each job, and its hooks in child processes; before `start`."""
+        self._runner.around = around
 
     async def run(self, *, signals: bool | None = None) -> None:
         """Work until closed. SIGTERM and SIGINT close gracefully, a second one hurries.

@@ -155,12 +155,14 @@ EntityAccess = Entities[T, S] | EntityStore[T, S]
 class Definition(Generic[T, P, E, S]):
     """One workflow, whatever carries its events.
 
-    Definition[Order, Payment, OrderEvent, OrderStatus](
-        name="order",
-        states=States(idles=[NEW], finals=[PAID], failed=FAILED),
-        transitions=[Transition(event=PAY, from_=NEW, to=PAID, actions=[charge])],
-        entity=orders,
-    )
+    For example:
+
+        Definition[Order, Payment, OrderEvent, OrderStatus](
+            name="order",
+            states=States(idles=[NEW], finals=[PAID], failed=FAILED),
+            transitions=[Transition(event=PAY, from_=NEW, to=PAID, actions=[charge])],
+            entity=orders,
+        )
     """
 
     states: States[S]

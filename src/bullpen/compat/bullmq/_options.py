@@ -73,6 +73,11 @@ def job_arguments(opts: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def template_policy(opts: Mapping[str, Any]) -> OnFailure | None:
+    """What the template of a scheduler says about a parent that its jobs do not have."""
+    return next((ours for theirs, ours in _POLICIES.items() if opts.get(theirs)), None)
+
+
 def child_arguments(opts: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a child in a flow, whose parent is the job above it."""
     given = job_arguments({name: value for name, value in opts.items() if name != "parent"})

@@ -8,7 +8,7 @@ that must follow them is raised: then the move is one step with the end of the r
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from bullpen.compat.bullmq._errors import as_json, as_pypi
@@ -23,6 +23,8 @@ from bullpen.worker.taker import Taker
 __all__ = ["Job", "JobHome", "remove_job"]
 
 _ALL_LINES: Final = 2**31 - 1
+_FETCH_MS: Final = 1_000
+"""For a job that is known to wait."""
 """Without `keepLogs` PyPI's clients keep every line."""
 
 
@@ -167,18 +169,38 @@ class Job:
             pending = (await self._calls.children(self._own_id)).pending
             return f"{child.get('queue')}:{child.get('id')}" in pending
 
-    async def moveToCompleted(self, return_value: Any, token: str, fetchNext: bool = False) -> None:
-        """Complete a job that was taken by hand. No further job is fetched: ask `getNextJob`."""
-        del token, fetchNext
+    async def moveToCompleted(self, return_value: Any, token: str, fetchNext: bool = False) -> list[Any] | None:
+        """Complete a job that was taken by hand; with `fetchNext` take the next one, see `moveToFailed`."""
+        del token
+        taker = self._must_be_taken("moveToFinished")
         with as_json(return_value):
-            await self._must_be_taken("moveToFinished").complete(self._taken(), return_value)
+            await taker.complete(self._taken(), return_value)
         self.returnvalue = return_value
+        return await self._fetch_next(taker) if fetchNext else None
 
-    async def moveToFailed(self, err: BaseException, token: str, fetchNext: bool = False) -> None:
-        """Fail a job that was taken by hand, or let it run again, as its attempts say."""
-        del token, fetchNext
-        await self._must_be_taken("moveToFinished").fail(self._taken(), err)
+    async def moveToFailed(self, err: BaseException, token: str, fetchNext: bool = False) -> list[Any] | None:
+        """Fail a job that was taken by hand, or let it run again, as its attempts say.
+
+        With `fetchNext` the next job is taken, if one waits: its stored fields, its id, and two numbers that are always
+        0; else None. `worker.nextJobFromJobData(*answer)` makes a job of it.
+        """
+        del token
+        taker = self._must_be_taken("moveToFinished")
+        await taker.fail(self._taken(), err)
         self.failedReason = str(err)
+        return await self._fetch_next(taker) if fetchNext else None
+
+    async def _fetch_next(self, taker: Taker) -> list[Any] | None:
+        counts = await self._calls.counts()
+        if not counts.waiting and not counts.prioritized:
+            return None
+        native = await taker.take(_FETCH_MS)
+        if native is None:  # another worker was faster
+            return None
+        remember: Callable[[NativeJob], Job] = self.queue._job  # type: ignore[attr-defined]  # a taker is a worker's
+        remember(native)
+        fields = {name.decode(): value.decode("utf-8", "replace") for name, value in native.record.fields().items()}
+        return [fields, native.id, 0, 0]
 
     def _taker(self) -> Taker | None:
         found: Taker | None = getattr(self.queue, "taker", None)

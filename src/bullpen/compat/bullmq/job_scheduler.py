@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bullpen.compat.bullmq._options import instant, job_arguments
+from bullpen.compat.bullmq._options import instant, job_arguments, template_policy
 from bullpen.compat.bullmq.job import Job, JobHome
 from bullpen.errors import InvalidOption
 from bullpen.queue.queue import Queue as NativeQueue
@@ -67,6 +67,7 @@ class JobScheduler:
             immediately=bool(rule.get("immediately")) and bool(rule.get("pattern")),
             offset=rule.get("offset") or None if rule.get("every") else None,
             **job_arguments(template),
+            on_failure=template_policy(template),
         )
         native = await self._calls.get_job(record.job_id)
         if native is not None:

@@ -153,6 +153,23 @@ class Worker(EventEmitter):
         job.token = token
         return job
 
+    async def nextJobFromJobData(
+        self,
+        job_data: Mapping[str, Any] | None = None,
+        job_id: str | None = None,
+        limit_until: int = 0,
+        delay_until: int = 0,
+        token: str = "",
+    ) -> Job | None:
+        """The job that `moveToCompleted` or `moveToFailed` took, from their answer; None without one."""
+        del job_data, limit_until, delay_until
+        native = next((native for native in self._jobs if native.id == job_id), None)
+        if native is None:
+            return None
+        job = self._job(native)
+        job.token = token
+        return job
+
     async def close(self, force: bool = False) -> None:
         """Take no more jobs and wait for those that run; with `force` they are cancelled and go back."""
         if self.closed:

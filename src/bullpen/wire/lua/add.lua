@@ -206,10 +206,10 @@ end
 local tie
 
 -- lanes: what gives jobs of lanes their places. Made for the first of them.
-local function new_lanes(lane)
+local function new_lanes(first_lane)
 --#scope
 --#include lib/lane_size
-  read_lane_words(queue, { lane })
+  read_lane_words(queue, { first_lane })
   return { place = place_in_lanes, has_room = lane_has_room, count = count_in_lane, limits = lanes_mark_of[queue] == "limited" }
 --#end
 end

@@ -19,8 +19,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, Final, Protocol
 
 from bullpen._kernel import json, log_formats
 from bullpen._kernel.execute import is_async, run_async, run_plain
@@ -41,8 +43,11 @@ from bullpen.queue.children import ChildrenCounts
 from bullpen.queue.job import Job, Mark
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord
-from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, Message
+from bullpen.worker.around import Around, Surroundings
+from bullpen.worker.children.frames import BlockingLink, EndOfMessages, LoopLink, Message, frame
 from bullpen.worker.children.limits import ChildLimits
+
+READY: Final[Message] = {"kind": "ready"}
 
 
 class Parent(Protocol):
@@ -266,16 +271,31 @@ def run_plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def find_handler(setup: Message) -> Callable[[Any], Any]:
     """Import the handler by where the parent found it; never by anything that stands in a job."""
     sys.path[:] = setup["path"]
-    if setup["main"]:
-        scope: Any = runpy.run_path(setup["main"], run_name="__bullpen_main__")
-        first, *rest = setup["name"].split(".")
-        found: Any = scope[first]
-    else:
-        found, rest = importlib.import_module(setup["module"]), setup["name"].split(".")
+    handler: Callable[[Any], Any] = _find(setup)
+    return handler
+
+
+def find_around(setup: Message) -> Around | None:
+    """What the app runs around jobs and processes, if it has anything of the kind."""
+    around: Around | None = None if setup["app"] is None else _find(setup["app"]).around
+    return around
+
+
+def _find(place: Message) -> Any:
+    first, *rest = place["name"].split(".")
+    found = _program(place["main"])[first] if place["main"] else getattr(_module(place["module"]), first)
     for part in rest:
         found = getattr(found, part)
-    handler: Callable[[Any], Any] = found
-    return handler
+    return found
+
+
+_module = importlib.import_module
+
+
+@cache
+def _program(path: str) -> dict[str, Any]:
+    """Run once, though handler and app may both be in it."""
+    return runpy.run_path(path, run_name="__bullpen_main__")
 
 
 def _result_message(result: Result) -> Message:
@@ -287,6 +307,10 @@ def _result_message(result: Result) -> Message:
     except (NotJson, PayloadTooLarge) as error:
         return {**_error_message(error), "signal": "PermanentError"}
     return {"kind": "returned", "value": value}
+
+
+def _broken(error: BaseException) -> Message:
+    return {"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"}
 
 
 def _error_message(error: BaseException) -> Message:
@@ -358,7 +382,23 @@ def _keep_to_ourselves(*numbers: int) -> None:
     os.register_at_fork(after_in_child=replace)
 
 
-async def _serve_on_loop(link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
+async def _serve_on_loop(
+    setup: Message, link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits
+) -> None:
+    async with AsyncExitStack() as stack:
+        around = find_around(setup)
+        if around is not None:
+            try:
+                await stack.enter_async_context(around.started())
+            except Exception as error:  # noqa: BLE001 - user code
+                link.sendall(frame(_broken(error)))
+                return
+            handler = _surroundings(around, handler, setup).on_loop()
+        link.sendall(frame(READY))
+        await _run_on_loop(link, handler, limits)
+
+
+async def _run_on_loop(link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
     messages = await LoopLink.open(link)
     running: dict[asyncio.Task[None], Run] = {}  # held here, or the loop might forget it; never more than one
     parent = LoopParent(messages)
@@ -388,20 +428,72 @@ async def _serve_on_loop(link: socket.socket, handler: Callable[[Any], Any], lim
             task.add_done_callback(running.pop)
         elif message["kind"] == "answer":
             parent.answer(message)
+        elif message["kind"] == "end":
+            return
 
 
-def _serve_plainly(link: BlockingLink, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
+def _surroundings(around: Around, handler: Callable[[Any], Any], setup: Message) -> Surroundings:
+    return around.surroundings(handler, setup["queue"], batches=setup["batches"])
+
+
+RunHere = Callable[[Run, PlainParent], Result]
+
+
+def _serve_plainly(setup: Message, link: BlockingLink, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
+    around = find_around(setup)
+    if around is None:
+        link.send(READY)
+        _run_plainly(link, partial(_run_here, handler), limits)
+        return
+    # The loop stands still while a handler runs: a plain one has the main thread to itself, for signals.
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        started = around.started()
+        try:
+            loop.run_until_complete(started.__aenter__())
+        except Exception as error:  # noqa: BLE001 - user code
+            link.send(_broken(error))
+            return
+        link.send(READY)
+        surroundings = _surroundings(around, handler, setup)
+        _run_plainly(link, partial(_run_surrounded, loop, surroundings), limits)
+        loop.run_until_complete(started.__aexit__(None, None, None))
+
+
+def _run_plainly(link: BlockingLink, call: RunHere, limits: ChildLimits) -> None:
     while True:
         message = link.receive()
         if message["kind"] == "cancel":
             continue  # the job had ended just before
+        if message["kind"] == "end":
+            return
         limits.begin_job()
         parent = PlainParent(link)
         run = Run(message, parent)
         parent.jobs = run.jobs
         for job in run.jobs:
             job.bind(run_plainly)
-        parent.end(run.end_message(_run_here(handler, run, parent)))
+        parent.end(run.end_message(call(run, parent)))
+
+
+def _run_surrounded(
+    loop: asyncio.AbstractEventLoop, surroundings: Surroundings, run: Run, parent: PlainParent
+) -> Result:
+    """What is around the handler on the loop, in one task; the handler in between, while the loop stands still."""
+    context = contextvars.copy_context()
+    entered: asyncio.Future[Callable[[Any], Any]] = loop.create_future()
+    ended: asyncio.Future[Result] = loop.create_future()
+
+    async def call(within: Callable[[Any], Any]) -> Result:
+        entered.set_result(within)
+        return await ended
+
+    task = loop.create_task(surroundings.run_plain(run.subject, call), context=context)
+    task.add_done_callback(lambda _: entered.done() or entered.cancel())
+    loop.run_until_complete(asyncio.wait([entered]))
+    if not entered.cancelled():
+        ended.set_result(context.run(_run_here, entered.result(), run, parent))
+    return loop.run_until_complete(task)
 
 
 def _run_here(handler: Callable[[Any], Any], run: Run, parent: PlainParent) -> Result:
@@ -444,13 +536,14 @@ def main() -> None:
         limits.set()
         handler = find_handler(setup)
     except Exception as error:  # noqa: BLE001 - user code of the module's top level
-        link.send({"kind": "broken", "reason": f"{type(error).__name__}: {describe(error)[0]}"})
+        link.send(_broken(error))
         return
-    link.send({"kind": "ready"})
     try:
         if is_async(handler):
-            asyncio.run(_serve_on_loop(link.socket, handler, limits))
+            asyncio.run(_serve_on_loop(setup, link.socket, handler, limits))
         else:
-            _serve_plainly(link, handler, limits)
+            _serve_plainly(setup, link, handler, limits)
     except (EndOfMessages, OSError):
-        os._exit(0)  # the parent closed the socket; a thread that a handler left must not hold us
+        pass  # the parent closed the socket
+    sys.stdout.flush()
+    os._exit(0)  # a thread that a handler left must not hold us

@@ -176,12 +176,18 @@ class ProcessPool:
     def __init__(self, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
         self._setup = {**_locate(handler), "limits": limits.to_message()}
         self._limits = limits
+        self._ends_in_order = False
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
         self._replacing: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.slots = 1
         """How many jobs may run side by side: no more children than that are kept for later jobs."""
+
+    def bring_app(self, app: object, queue: str, *, batches: bool) -> None:
+        """Let children run the hooks of this app, and its middleware for this queue; before `start`."""
+        self._setup.update(app=_locate_app(app), queue=queue, batches=batches)
+        self._ends_in_order = True
 
     async def start(self, slots: int) -> None:
         """Start one child, so that a handler that cannot be imported is told at once and not at the first job; then as
@@ -308,10 +314,19 @@ class ProcessPool:
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
+        if self._ends_in_order:
+            await asyncio.gather(*(self._let_leave(child) for child in self._idle))
         for child in (*self._idle, *self._busy):
             child.kill()
             await child.reap()
         self._idle.clear()
+
+    async def _let_leave(self, child: _Child) -> None:
+        """Give an idle child time to run the hooks of its end."""
+        child.link.send({"kind": "end"})
+        with contextlib.suppress(TimeoutError, EndOfMessages, NoMessage):
+            async with asyncio.timeout(_END_WITHIN_S):
+                await child.link.receive()  # it has nothing to say any more: this is the end of its socket
 
     async def _spawn(self) -> _Child:
         ours, theirs = socket.socketpair()
@@ -344,7 +359,9 @@ class ProcessPool:
             child.kill()
             await child.reap()
             raise InvalidOption(
-                "handler", f"a function that a child process can import ({message['reason']})", self._name
+                "handler",
+                f"a function that a child process can import, and hooks that succeed there ({message['reason']})",
+                self._name,
             )
         return child
 
@@ -458,9 +475,27 @@ def _locate(handler: Callable[[Any], Any]) -> Message:
     module, name = getattr(handler, "__module__", None), getattr(handler, "__qualname__", "")
     if not module or not name or "<" in name or getattr(handler, "__self__", None) is not None:
         raise InvalidOption("handler", "a function on the top level of a module when processes=True", handler)
-    main = getattr(sys.modules.get("__main__"), "__file__", None) if module == "__main__" else None
-    if module == "__main__" and main is None:
-        raise InvalidOption(
-            "handler", "a function in a file when processes=True (not in an interactive session)", handler
-        )
-    return {"kind": "setup", "module": module, "name": name, "main": main and os.path.abspath(main), "path": sys.path}
+    main = _main_for("handler", module, handler)
+    return {"kind": "setup", "module": module, "name": name, "main": main, "path": sys.path, "app": None}
+
+
+def _locate_app(app: object) -> Message:
+    """Where a child finds the app: the name that a module gives it."""
+    # The program itself last: a child imports a module, but has to run a program.
+    for key, module in sorted(sys.modules.items(), key=lambda item: item[0] == "__main__"):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is app:
+                return {"module": key, "name": name, "main": _main_for("app", key, app)}
+    raise InvalidOption(
+        "processes", "an app on the top level of a module: child processes run its hooks and its middleware", app
+    )
+
+
+def _main_for(option: str, module: str, found: object) -> str | None:
+    """The file of the program, where it is what has to be run."""
+    if module != "__main__":
+        return None
+    main: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is None:
+        raise InvalidOption(option, "in a file when processes=True (not in an interactive session)", found)
+    return os.path.abspath(main)

@@ -1,0 +1,3 @@
+"""Copied into a project and run there; not a part of our own tests."""
+
+collect_ignore_glob = ["*"]
