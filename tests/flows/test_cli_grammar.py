@@ -12,13 +12,25 @@ from bullpen.cli.tree import Command, GroupCommand
 
 pytestmark = pytest.mark.requirement("X-40")
 
-WITHOUT_NOUN = {"bench", "completion", "dashboard", "demo", "doctor", "exporter", "migrate", "run", "serve", "top"}
+WITHOUT_NOUN = {
+    "bench",
+    "completion",
+    "dashboard",
+    "demo",
+    "doctor",
+    "exporter",
+    "mark",
+    "migrate",
+    "run",
+    "serve",
+    "top",
+}
 """Programs, and commands about the installation as a whole."""
 VERBS = {
     *("add", "backfill", "cancel", "change", "check", "clean", "confirm", "disable", "discard", "drain", "edit"),
     *("enable", "explain", "follow", "grant", "import", "lint", "list", "obliterate", "pause", "plan", "preview"),
-    *("promote", "redrive", "remove", "replay", "restore", "resume", "retry", "run", "send", "set", "show"),
-    *("simulate", "skip", "start", "stop", "sweep", "test"),
+    *("promote", "redrive", "remove", "replay", "restore", "resume", "retry", "run", "send", "set", "show", "silence"),
+    *("simulate", "skip", "start", "stop", "sweep", "test", "unsilence"),
 }
 VIEWS = {"diagram", "groups", "history", "logs", "stats"}
 """What a command shows, where `show` alone would not say which."""
