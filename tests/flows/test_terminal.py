@@ -61,7 +61,7 @@ USES: dict[str, Use] = {
     "exporter": Use("--http 127.0.0.1:0", r"serving http on port", typed="\x03"),
     "serve": Use("shop:api --http 127.0.0.1:0", r"serving http on port", typed="\x03"),
     "dashboard": Use("--http 127.0.0.1:0", r"dashboard: http://127\.0\.0\.1:\d+", typed="\x03"),
-    "mark": Use("'version 2'", r"marked: version 2"),
+    "mark": Use("v2", r"marked: v2"),
     "bench": Use("--jobs 100 --yes", r"add in bulk"),
     "completion": Use("bash", r"complete -o nosort -F"),
     "config show": Use("", r"redis\.url +redis://"),

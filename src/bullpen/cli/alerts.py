@@ -48,12 +48,14 @@ async def silence(
     at: OnServer,
     rule: RuleArgument,
     subject: SubjectArgument,
-    reason: Annotated[str, Option(metavar="TEXT", help="Why; others see it on the page of the incident.")],
+    reason: Annotated[str, Option(metavar="TEXT", help="Why; others see it on the page of the incident.")] = "",
     for_: Annotated[str, Option("--for", metavar="TIME", help="Duration: 30m, 2h, 1d.")] = "2h",
     by: ByOption = None,
 ) -> None:
     """Send no alerts about an open incident for a time. The next incident of the same rule and subject is sent."""
     until = datetime.now(UTC) + duration("--for", for_)
+    if not reason.strip():
+        raise WrongCommand("say why: --reason TEXT")
     await _silence(at, rule, subject, until, by, reason)
     at.say({"rule": rule, "subject": subject, "silencedUntil": until}, f"silenced until {at.when(until)}")
 
