@@ -15,7 +15,7 @@ from bullpen.queue import Job, Queue
 from bullpen.queue.actions import AsyncActions
 from bullpen.redis import Connection
 from bullpen.redis.client import Door
-from bullpen.worker.exchange import Exchange, Settlement
+from bullpen.worker.exchange import Exchange, JobSettlement
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ async def _measure(url: str, samples: int, active: int, waiting: int) -> dict[st
             return (await exchange.run([], 1)).taken
 
         async def give_back(taken: list[Job]) -> None:
-            await exchange.run([Settlement(job, Waiting()) for job in taken], 0)
+            await exchange.run([JobSettlement(job, Waiting()) for job in taken], 0)
 
         async def check_stalled() -> None:
             keys = queue.keys

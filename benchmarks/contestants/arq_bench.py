@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import harness  # type: ignore[import-not-found]  # beside this file, which is run as a script
-from arq import Retry, create_pool, func  # type: ignore[import-not-found]  # only in the environment of this file
-from arq.connections import RedisSettings  # type: ignore[import-not-found]
-from arq.worker import Worker  # type: ignore[import-not-found]
+from arq import Retry, create_pool, func
+from arq.connections import RedisSettings
+from arq.worker import Worker
 
 POLL_S = 0.005
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import harness  # type: ignore[import-not-found]  # beside this file, which is run as a script
 import redis
-from rq import Queue, Retry, SimpleWorker, get_current_job  # type: ignore[import-not-found]  # only in its environment
+from rq import Queue, Retry, SimpleWorker, get_current_job  # only in its environment
 
 _handle: Any = None
 

@@ -13,7 +13,7 @@ from bullpen._kernel.outcome import Cause, Completed, Failed, Outcome, Retry
 from bullpen.queue import Job, Queue
 from bullpen.queue.job import NewJob
 from bullpen.wire.scripts import SCRIPTS
-from bullpen.worker.exchange import Exchange, Settlement
+from bullpen.worker.exchange import Exchange, JobSettlement
 from bullpen.worker.pump import MOST_JOBS
 from tests.bench._exchange import exchange_of
 from tests.queue._kit import Kit
@@ -72,7 +72,7 @@ async def take(exchange: Exchange, count: int) -> list[Job]:
 
 
 async def settle(exchange: Exchange, jobs: list[Job], outcome: Outcome, *, then_take: int = 0) -> None:
-    reply = await exchange.run([Settlement(job, outcome) for job in jobs], then_take)
+    reply = await exchange.run([JobSettlement(job, outcome) for job in jobs], then_take)
     assert reply.codes == [0] * len(jobs)
     assert len(reply.taken) == then_take
 
@@ -192,7 +192,7 @@ async def test_a_call_about_one_job_costs_few_commands(
         await queue.add_many([("bench", DATA)] * waiting)
         counted = Counted(kit.redis)
 
-        reply = await exchange.run([Settlement(job, DONE) for job in finished], asked)
+        reply = await exchange.run([JobSettlement(job, DONE) for job in finished], asked)
 
         calls = counted.calls()
         assert calls.pop("evalsha") == 1

@@ -12,7 +12,7 @@ import redis
 
 from bullpen._kernel.outcome import Completed
 from bullpen.queue import NewJob
-from bullpen.worker.exchange import Settlement
+from bullpen.worker.exchange import JobSettlement
 from tests.bench._exchange import exchange_of
 from tests.chaos.arena import Arena, note, scaled
 from tests.chaos.test_worker_death import LOCK_MS, STALLED_INTERVAL_MS, freeze_with_work
@@ -28,7 +28,7 @@ async def test_ten_jobs_behind_a_very_large_lane_run_within_a_few_exchanges(aren
         while small:
             exchanges += 1
             taken = (await exchange.run([], 10)).taken
-            await exchange.run([Settlement(job, Completed(b"null")) for job in taken], 0)
+            await exchange.run([JobSettlement(job, Completed(b"null")) for job in taken], 0)
             small -= {job.id for job in taken}
 
         assert exchanges <= 3
@@ -44,7 +44,7 @@ async def test_weights_hold_over_a_long_backlog(arena: Arena) -> None:
         shares: Counter[str | None] = Counter()
         for _ in range(size // 100):
             taken = (await exchange.run([], 100)).taken
-            await exchange.run([Settlement(job, Completed(b"null")) for job in taken], 0)
+            await exchange.run([JobSettlement(job, Completed(b"null")) for job in taken], 0)
             shares += Counter(job.lane for job in taken)
 
         assert 2.7 <= shares["gold"] / shares["plain"] <= 3.3

@@ -17,7 +17,7 @@ import redis.cluster
 from bullpen import Queue
 from bullpen.compat.bullmq._connection import connection_of, raw_client
 from bullpen.errors import InvalidOption
-from bullpen.redis.address import ClusterAddress, Endpoint, SentinelAddress
+from bullpen.redis.address import ClusterAddress, NodeAddress, SentinelAddress
 
 SECRET = "hunter-2-hunter"
 
@@ -76,7 +76,7 @@ async def test_a_cluster_client_without_tls_has_none() -> None:
     connection, _ = connection_of({"connection": client})
 
     assert isinstance(connection.address, ClusterAddress)
-    assert connection.address.seeds == (Endpoint(host="::1", port=7_000),)
+    assert connection.address.seeds == (NodeAddress(host="::1", port=7_000),)
 
 
 async def test_a_class_of_connections_that_is_derived_from_tls_is_tls() -> None:
@@ -86,7 +86,7 @@ async def test_a_class_of_connections_that_is_derived_from_tls_is_tls() -> None:
     pool = redis.asyncio.ConnectionPool(connection_class=Ours, host="db", password=SECRET)
     connection, _ = connection_of({"connection": redis.asyncio.Redis(connection_pool=pool)})
 
-    assert isinstance(connection.address, Endpoint)
+    assert isinstance(connection.address, NodeAddress)
     assert isinstance(connection.address.tls, ssl.SSLContext)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from bullpen.errors import InvalidOption
 from bullpen.redis import Connection
-from bullpen.redis.address import ClusterAddress, Endpoint, SentinelAddress, parse_url
+from bullpen.redis.address import ClusterAddress, NodeAddress, SentinelAddress, parse_url
 
 
-def endpoint(url: str) -> Endpoint:
+def endpoint(url: str) -> NodeAddress:
     address = parse_url(url)
-    assert isinstance(address, Endpoint)
+    assert isinstance(address, NodeAddress)
     return address
 
 
@@ -23,24 +23,27 @@ class TestOneServer:
     @pytest.mark.parametrize(
         ("url", "expected"),
         [
-            ("redis://", Endpoint()),
-            ("redis://cache", Endpoint(host="cache")),
-            ("redis://cache:7000/3", Endpoint(host="cache", port=7000, db=3)),
-            ("redis://cache/?db=4", Endpoint(host="cache", db=4)),
-            ("redis://[::1]:7000", Endpoint(host="::1", port=7000)),
-            ("redis://[fe80::1]", Endpoint(host="fe80::1")),
-            ("redis://[fe80::1%25eth0]", Endpoint(host="fe80::1%eth0")),
-            ("REDIS://cache:7000/3\n", Endpoint(host="cache", port=7000, db=3)),
-            ("unix:/run/redis.sock", Endpoint(path="/run/redis.sock")),
-            ("redis://:secret@cache", Endpoint(host="cache", password="secret")),
-            ("redis://ada:secret@cache", Endpoint(host="cache", username="ada", password="secret")),
-            ("redis://cache?username=ada&password=secret", Endpoint(host="cache", username="ada", password="secret")),
-            ("unix:///run/redis.sock", Endpoint(path="/run/redis.sock")),
-            ("unix:///run/a%20b.sock?db=2", Endpoint(path="/run/a b.sock", db=2)),
-            ("unix://ada:secret@/run/r.sock", Endpoint(path="/run/r.sock", username="ada", password="secret")),
+            ("redis://", NodeAddress()),
+            ("redis://cache", NodeAddress(host="cache")),
+            ("redis://cache:7000/3", NodeAddress(host="cache", port=7000, db=3)),
+            ("redis://cache/?db=4", NodeAddress(host="cache", db=4)),
+            ("redis://[::1]:7000", NodeAddress(host="::1", port=7000)),
+            ("redis://[fe80::1]", NodeAddress(host="fe80::1")),
+            ("redis://[fe80::1%25eth0]", NodeAddress(host="fe80::1%eth0")),
+            ("REDIS://cache:7000/3\n", NodeAddress(host="cache", port=7000, db=3)),
+            ("unix:/run/redis.sock", NodeAddress(path="/run/redis.sock")),
+            ("redis://:secret@cache", NodeAddress(host="cache", password="secret")),
+            ("redis://ada:secret@cache", NodeAddress(host="cache", username="ada", password="secret")),
+            (
+                "redis://cache?username=ada&password=secret",
+                NodeAddress(host="cache", username="ada", password="secret"),
+            ),
+            ("unix:///run/redis.sock", NodeAddress(path="/run/redis.sock")),
+            ("unix:///run/a%20b.sock?db=2", NodeAddress(path="/run/a b.sock", db=2)),
+            ("unix://ada:secret@/run/r.sock", NodeAddress(path="/run/r.sock", username="ada", password="secret")),
         ],
     )
-    def test_a_url_is_read(self, url: str, expected: Endpoint) -> None:
+    def test_a_url_is_read(self, url: str, expected: NodeAddress) -> None:
         """Every form of the documentation."""
         assert parse_url(url) == expected
 
@@ -51,10 +54,10 @@ class TestOneServer:
 
         encoded = quote(password, safe="")
 
-        assert endpoint(f"redis://ada:{encoded}@cache:7000/1") == Endpoint(
+        assert endpoint(f"redis://ada:{encoded}@cache:7000/1") == NodeAddress(
             host="cache", port=7000, db=1, username="ada", password=password
         )
-        assert Connection("redis://cache:7000/1", username="ada", password=password).address == Endpoint(
+        assert Connection("redis://cache:7000/1", username="ada", password=password).address == NodeAddress(
             host="cache", port=7000, db=1, username="ada", password=password
         )
 
@@ -66,12 +69,12 @@ class TestOneServer:
         """As Node's `connection` object: host, port, password, db, tls."""
         address = Connection(host="cache", port=7000, password="secret", db=2, tls=True).address
 
-        assert isinstance(address, Endpoint)
+        assert isinstance(address, NodeAddress)
         assert (address.host, address.port, address.password, address.db) == ("cache", 7000, "secret", 2)
         assert address.tls is not None and address.tls.verify_mode is ssl.CERT_REQUIRED
 
     def test_without_anything_it_is_the_usual_port_of_this_machine(self) -> None:
-        assert Connection().address == Endpoint(host="localhost", port=6379)
+        assert Connection().address == NodeAddress(host="localhost", port=6379)
 
     def test_a_url_beside_a_host_is_refused(self) -> None:
         """Which of the two was meant?"""
@@ -89,11 +92,11 @@ class TestManyServers:
 
         assert address == SentinelAddress(
             seeds=(
-                Endpoint(host="one", port=26379, username="watch", password="eye"),
-                Endpoint(host="two", port=26380, username="watch", password="eye"),
+                NodeAddress(host="one", port=26379, username="watch", password="eye"),
+                NodeAddress(host="two", port=26380, username="watch", password="eye"),
             ),
             service="orders",
-            node=Endpoint(host="one", port=26379, db=3, username="ada", password="secret"),
+            node=NodeAddress(host="one", port=26379, db=3, username="ada", password="secret"),
         )
         assert str(address) == "service 'orders' of sentinels one:26379, two:26380"
 
@@ -102,8 +105,8 @@ class TestManyServers:
 
         assert address == ClusterAddress(
             seeds=(
-                Endpoint(host="one", port=7000, username="ada", password="secret"),
-                Endpoint(host="::1", port=7001, username="ada", password="secret"),
+                NodeAddress(host="one", port=7000, username="ada", password="secret"),
+                NodeAddress(host="::1", port=7001, username="ada", password="secret"),
             )
         )
         assert str(address) == "cluster one:7000, [::1]:7001"
@@ -138,14 +141,14 @@ class TestManyServers:
         """Sentinels speak TLS too where the servers do."""
         address = parse_url(f"{scheme}://one,two/{'orders' if 'sentinel' in scheme else ''}")
 
-        assert not isinstance(address, Endpoint)
+        assert not isinstance(address, NodeAddress)
         assert all(seed.tls is not None for seed in (*address.seeds, address.node))
 
     def test_keywords_are_for_the_servers(self) -> None:
         connection = Connection("redis+sentinel://one,two/orders", username="ada", password="a/b", db=1)
 
         assert isinstance(connection.address, SentinelAddress)
-        assert connection.address.node == Endpoint(host="one", port=26379, db=1, username="ada", password="a/b")
+        assert connection.address.node == NodeAddress(host="one", port=26379, db=1, username="ada", password="a/b")
         assert connection.address.seeds[0].password is None
 
     def test_keywords_are_for_every_node_of_a_cluster(self) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.redis.address import ClusterAddress, Endpoint, SentinelAddress
+from bullpen.redis.address import ClusterAddress, NodeAddress, SentinelAddress
 from bullpen.redis.discovery import Directory, ServerUnavailable, Shard, pick
 from bullpen.wire.keys import slot
 
-ONE, TWO, THREE = (Endpoint(host=host, port=7000) for host in ("one", "two", "three"))
-SENTINELS = SentinelAddress(seeds=(ONE, TWO), service="orders", node=Endpoint(db=2, password="secret"))
+ONE, TWO, THREE = (NodeAddress(host=host, port=7000) for host in ("one", "two", "three"))
+SENTINELS = SentinelAddress(seeds=(ONE, TWO), service="orders", node=NodeAddress(db=2, password="secret"))
 CLUSTER = ClusterAddress(seeds=(ONE, TWO))
 
 
@@ -39,7 +39,7 @@ class TestSentinel:
         directory = Directory(SENTINELS)
         (shard,) = directory.decide([directory.read(ONE, told("10.0.0.7", 6380))])
 
-        assert shard.primary == Endpoint(host="10.0.0.7", port=6380, db=2, password="secret")
+        assert shard.primary == NodeAddress(host="10.0.0.7", port=6380, db=2, password="secret")
         assert pick([shard], "bull:orders:wait") is shard.primary
 
     @pytest.mark.parametrize("flags", ["s_down,master", "s_down,o_down,master,disconnected"])
@@ -89,7 +89,7 @@ class TestCluster:
         """Redis 7 answers so behind some proxies; the name that worked is the best guess."""
         (shard,) = Directory(CLUSTER).read(TWO, [[owned(0, 16383, host, 7001)]]).shards
 
-        assert shard == Shard(0, 16383, Endpoint(host="two", port=7001))
+        assert shard == Shard(0, 16383, NodeAddress(host="two", port=7001))
 
     def test_nodes_that_were_learned_outlive_the_seeds(self) -> None:
         """Seeds are written down once; nodes come and go over the years."""

@@ -244,7 +244,7 @@ class PumpWorld:
         state, actions = pump.decide(site.state, _load(site))
         site = site._replace(state=state)
         for action in actions:
-            if type(action) is pump.Exchange:
+            if type(action) is pump.SendExchange:
                 call = Call(action, site.settled[: action.settle])
                 site = site._replace(settled=site.settled[action.settle :])
                 # The connection of the read is open, and its id is known, once a read was lent a slot.

@@ -18,7 +18,7 @@ from bullpen.queue.add import _ALONE_AFTER
 from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
 from bullpen.worker import Worker
-from bullpen.worker.engine import Engine
+from bullpen.worker.engine import WorkerEngine
 
 PATIENCE_S = 60.0
 """Long enough for a busy machine; reached only when something is broken."""
@@ -70,7 +70,7 @@ class Told:
                 await self._changed.wait()
 
 
-def engine_of(who: Told | Worker) -> Engine:
+def engine_of(who: Told | Worker) -> WorkerEngine:
     """What no public name shows: whether a worker was told of a limit, whether it has polled."""
     engine = (who.worker if isinstance(who, Told) else who)._engine
     assert engine is not None

@@ -16,7 +16,7 @@ from bullpen.queue.lanes import LaneSettings
 from bullpen.queue.packing import add_arguments, pack_jobs, read_stored
 from bullpen.wire.options import DEFAULT_OPTIONS
 from bullpen.wire.scripts import SCRIPTS
-from bullpen.worker.exchange import Exchange, Settlement
+from bullpen.worker.exchange import Exchange, JobSettlement
 from tests.bench._exchange import exchange_of
 from tests.queue._kit import Kit
 
@@ -28,7 +28,7 @@ async def fill(queue: Queue, lane: str, count: int) -> list[Job]:
 
 
 async def settle(exchange: Exchange, jobs: list[Job], take: int) -> list[Job]:
-    reply = await exchange.run([Settlement(job, DONE) for job in jobs], take)
+    reply = await exchange.run([JobSettlement(job, DONE) for job in jobs], take)
     assert set(reply.codes) <= {0}
     return reply.taken
 
@@ -101,11 +101,11 @@ class TestConcurrency:
         await fill(queue, "a", 3)
         async with exchange_of(queue, kit.url) as exchange:
             (first,) = await take(exchange, 5)
-            reply = await exchange.run([Settlement(first, Retry("boom", "boom", 60_000))], 5)
+            reply = await exchange.run([JobSettlement(first, Retry("boom", "boom", 60_000))], 5)
 
             assert [job.id for job in reply.taken] == ["2"]
             while reply.taken:
-                reply = await exchange.run([Settlement(job, DONE) for job in reply.taken], 5)
+                reply = await exchange.run([JobSettlement(job, DONE) for job in reply.taken], 5)
 
     async def test_what_runs_already_counts_against_a_new_limit(self, kit: Kit) -> None:
         queue = kit.queue()
@@ -205,7 +205,7 @@ class TestRate:
         async with exchange_of(queue, kit.url) as exchange:
             taken = await take(exchange, 30)
             assert lanes_of(taken) == {"a": 4, "b": 6}
-            reply = await exchange.run([Settlement(job, DONE) for job in taken], 30)
+            reply = await exchange.run([JobSettlement(job, DONE) for job in taken], 30)
             assert reply.taken == []
             assert reply.now_ms + 50_000 < reply.next_due_ms <= reply.now_ms + 60_000
 

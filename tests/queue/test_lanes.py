@@ -11,7 +11,7 @@ from bullpen._kernel.outcome import Completed, Retry
 from bullpen.errors import InvalidOption
 from bullpen.queue import Job, NewJob, Queue
 from bullpen.queue.arguments import NewJobArguments
-from bullpen.worker.exchange import Exchange, Settlement
+from bullpen.worker.exchange import Exchange, JobSettlement
 from tests.bench._exchange import exchange_of
 from tests.queue._kit import Kit
 
@@ -22,7 +22,7 @@ MANY = 3_000
 async def take(exchange: Exchange, count: int) -> list[Job]:
     """Take so many and complete them."""
     taken = (await exchange.run([], count)).taken
-    await exchange.run([Settlement(job, DONE) for job in taken], 0)
+    await exchange.run([JobSettlement(job, DONE) for job in taken], 0)
     return taken
 
 
@@ -131,7 +131,7 @@ async def test_a_retry_takes_a_turn_of_its_lane(kit: Kit) -> None:
     await fill(queue, "small", 1)
     async with exchange_of(queue, kit.url) as exchange:
         failed = [job for job in (await exchange.run([], 100)).taken if job.lane == "large"]
-        await exchange.run([Settlement(job, Retry("boom", "boom", 0)) for job in failed], 0)
+        await exchange.run([JobSettlement(job, Retry("boom", "boom", 0)) for job in failed], 0)
         await fill(queue, "late", 5)
 
         taken = await take(exchange, 15)

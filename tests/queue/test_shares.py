@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bullpen.errors import ConnectionLost
-from bullpen.redis.address import Endpoint
+from bullpen.redis.address import NodeAddress
 from bullpen.redis.shared import Share, SharedWire, take_share
 from bullpen.redis.socket import pack
 from tests.queue._kit import soon
@@ -29,7 +29,7 @@ class Node:
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("redis://").partition("/")[0].rpartition(":")
-        self._endpoint = Endpoint(host=host, port=int(port))
+        self._endpoint = NodeAddress(host=host, port=int(port))
         self.wires: list[SharedWire] = []
         self.beside = list[asyncio.Task[Share]]()
 

@@ -22,7 +22,7 @@ from bullpen.queue.actions import AsyncActions
 from bullpen.redis import Connection
 from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys
-from bullpen.worker.exchange import Exchange, Settlement
+from bullpen.worker.exchange import Exchange, JobSettlement
 from tests.queue._kit import Failing, Gate, Kit, echo, engine_of, nothing
 from tests.queue.test_locks_and_stalls import check_stalled
 
@@ -184,7 +184,7 @@ class TestTaking:
         kit.redis.delete(kit.base + "odd")
         [taken] = (await look.run([], 1)).taken
         assert (taken.id, kit.ids("active"), kit.lock(job.id)) == (job.id, [job.id], taken.token)
-        await look.run([Settlement(taken, Completed(b"1"))], 0)
+        await look.run([JobSettlement(taken, Completed(b"1"))], 0)
 
     @pytest.mark.requirement("X-126")
     @pytest.mark.parametrize("take", [1, 5])
@@ -195,7 +195,7 @@ class TestTaking:
         kit.command("CONFIG", "SET", "maxmemory", 1)
         try:
             jobs = (await calls.run([], take)).taken
-            done = await calls.run([Settlement(job, Completed(b"1")) for job in jobs], 0)
+            done = await calls.run([JobSettlement(job, Completed(b"1")) for job in jobs], 0)
         finally:
             kit.command("CONFIG", "SET", "maxmemory", 0)
 
@@ -309,7 +309,7 @@ class TestTaking:
         assert kit.ids("wait") == ["3", "4", "5"]
         assert kit.ids("active") == ["1", "2"]
         assert kit.marker() == {"0": 0}
-        await take.run([Settlement(job, Completed(b"1")) for job in reply.taken], 0)
+        await take.run([JobSettlement(job, Completed(b"1")) for job in reply.taken], 0)
 
     async def test_the_byte_budget_keeps_the_order_of_priorities(self, kit: Kit, exchange: Any) -> None:
         """What goes back keeps its score, and what is added later must not overtake it."""
@@ -328,7 +328,7 @@ class TestTaking:
             "2": scores["2"],
             "3": scores["3"],
         }
-        await take.run([Settlement(job, Completed(b"1")) for job in reply.taken], 0)
+        await take.run([JobSettlement(job, Completed(b"1")) for job in reply.taken], 0)
 
     async def test_one_job_larger_than_the_budget_is_still_taken(self, kit: Kit) -> None:
         """At least one, or a large job would block its queue for ever."""
@@ -1078,7 +1078,7 @@ class TestBatches:
         kit.redis.delete(f"{kit.base}4")
         kit.redis.lrem(kit.base + "active", 0, "5")
 
-        reply = await calls.run([Settlement(job, Completed(b"1")) for job in jobs], 0)
+        reply = await calls.run([JobSettlement(job, Completed(b"1")) for job in jobs], 0)
 
         assert reply.codes == [0, -2, -6, -1, -3]
         assert list(kit.zset("completed")) == ["1"]
@@ -1097,11 +1097,11 @@ class TestBatches:
         calls = exchange()
         [child] = (await calls.run([], 5)).taken
 
-        reply = await calls.run([Settlement(child, Completed(b"1"))], 5)
+        reply = await calls.run([JobSettlement(child, Completed(b"1"))], 5)
 
         assert [job.id for job in reply.taken] == ["parent"]
         assert not kit.has("pc")
-        await calls.run([Settlement(job, Completed(b"1")) for job in reply.taken], 0)
+        await calls.run([JobSettlement(job, Completed(b"1")) for job in reply.taken], 0)
 
     async def test_settle_and_take_is_one_call(self, kit: Kit) -> None:
         """At concurrency 1 that is one round trip per job."""
@@ -1135,7 +1135,7 @@ class TestBatches:
         taken = (await calls.run([], 1)).taken
         kit.redis.delete(kit.base + "marker")
 
-        await calls.run([Settlement(taken[0], Waiting())], 0)
+        await calls.run([JobSettlement(taken[0], Waiting())], 0)
 
         assert kit.marker() == {"0": 0}
         assert list(kit.zset("prioritized")) == [job.id]

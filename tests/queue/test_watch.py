@@ -15,7 +15,7 @@ import pytest
 from bullpen import sync
 from bullpen.queue import Queue
 from bullpen.redis import spin as _watch
-from bullpen.redis.address import Endpoint
+from bullpen.redis.address import NodeAddress
 from bullpen.redis.blocking import open_wire
 from bullpen.redis.client import Connection
 from bullpen.redis.socket import Wire
@@ -136,7 +136,7 @@ async def asked() -> AsyncIterator[tuple[Wire, asyncio.Future[Any], Callable[[fl
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with theirs:
-        _, wire = await loop.create_unix_connection(lambda: Wire(Endpoint(path="pair")), sock=ours)
+        _, wire = await loop.create_unix_connection(lambda: Wire(NodeAddress(path="pair")), sock=ours)
         yield wire, wire.send(b"PING", within_s=60), lambda after_s: loop.call_later(after_s, theirs.send, b"+PONG\r\n")
         wire.close()
 

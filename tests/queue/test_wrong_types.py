@@ -15,7 +15,7 @@ from bullpen.errors import BullpenError, ServerRefused
 from bullpen.queue import Deduplication, Flow, Job, JobState, NewJob, Queue
 from bullpen.queue.arguments import NewJobArguments
 from bullpen.sync import Queue as SyncQueue
-from bullpen.worker.exchange import Settlement
+from bullpen.worker.exchange import JobSettlement
 from tests.bench._exchange import exchange_of
 from tests.queue._kit import Failing, Kit, nothing
 
@@ -340,7 +340,7 @@ async def test_limited_lanes_lose_no_job_that_was_taken_off_the_line(kit: Kit, k
                 kit.seed(f"held-{number}", to="delayed", score=4096 * (now + 3_600_000), priority=1, bplane=lane)
                 kit.redis.zadd(f"{kit.base}bp:held:{lane}", {f"held-{number}": now * 1_000 + number})
             kit.seed("last", to="wait")
-            todo: list[Settlement] = []
+            todo: list[JobSettlement] = []
             async with exchange_of(kit.queue(), kit.url) as exchange:
                 for step in range(3):
                     if step == spoiled_at:
@@ -348,7 +348,7 @@ async def test_limited_lanes_lose_no_job_that_was_taken_off_the_line(kit: Kit, k
                         homeless = all_jobs(kit) - placed(kit)
                     with contextlib.suppress(ServerRefused):
                         reply = await exchange.run(todo, 3)
-                        todo = [Settlement(job, outcome) for job in reply.taken]
+                        todo = [JobSettlement(job, outcome) for job in reply.taken]
             assert all_jobs(kit) - placed(kit) == homeless, (outcome, spoiled_at)
     clear(kit)
 
@@ -362,7 +362,7 @@ async def test_an_outcome_is_told_although_the_next_job_cannot_be_taken(kit: Kit
         spoil(kit, key)
         kit.seed("next")
 
-        reply = await exchange.run([Settlement(job, Completed(b"1"))], 2)
+        reply = await exchange.run([JobSettlement(job, Completed(b"1"))], 2)
 
         assert reply.codes == [0]
         assert reply.has_more

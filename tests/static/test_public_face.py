@@ -177,6 +177,22 @@ def test_one_class_stands_behind_one_name() -> None:
     assert {name: sorted(places) for name, places in homes.items() if len(places) > 1 and name not in TWINS} == {}
 
 
+def test_one_class_stands_behind_one_name_inside_too() -> None:
+    """Private classes and modules included: who searches for a name finds one thing."""
+    twins = ("compat/bullmq/", "queue/blocking_faces.py", "queue/sync.py")
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    package = ROOT / "src/bullpen"
+    for path in sorted(package.rglob("*.py")):
+        place = str(path.relative_to(package))
+        if not place.startswith(twins):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    homes[node.name].append(place)
+
+    assert len(homes) > 700
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_what_checkers_see_is_what_is_loaded(module: str) -> None:
     """Names that are loaded late stand in three lists: for checkers, for readers, for loading."""

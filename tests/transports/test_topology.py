@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bullpen.errors import InvalidOption
 from bullpen.plugins.transports.rabbitmq import DelayLadder, QueueSpec, Topology
-from bullpen.plugins.transports.rabbitmq.topology import DeclaredQueue, Exchange, QueueBinding, matches
+from bullpen.plugins.transports.rabbitmq.topology import AmqpExchange, DeclaredQueue, QueueBinding, matches
 
 BIRTHDAY = Topology.scheduled_messages()
 
@@ -24,8 +24,8 @@ def queues(topology: Topology) -> dict[str, dict[str, Any]]:
 def test_the_preset_has_the_names_of_scheduled_messages() -> None:
     made = list(BIRTHDAY.declarations())
 
-    assert Exchange("birthday.messages", "topic") in made
-    assert Exchange("birthday.messages.dlx", "direct") in made
+    assert AmqpExchange("birthday.messages", "topic") in made
+    assert AmqpExchange("birthday.messages.dlx", "direct") in made
     assert QueueBinding("birthday.messages", "birthday", queue="birthday.messages.queue") in made
     assert QueueBinding("birthday.messages", "anniversary", queue="birthday.messages.queue") in made
     assert QueueBinding("birthday.messages.dlx", "dlq", queue="birthday.messages.dlq") in made

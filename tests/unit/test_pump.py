@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bullpen.worker.pump import MOST_JOBS, Act, Action, Exchange, Load, Read, Reply, State, WatchLimits, decide
+from bullpen.worker.pump import MOST_JOBS, Act, Action, Load, Read, Reply, SendExchange, State, WatchLimits, decide
 
 IDLE = Load()
 NOTHING_NEW, MORE = Reply(), Reply(has_more=True)
@@ -19,11 +19,11 @@ LISTEN, RELEASE, HAND_ON, RETAKE, END = Act.LISTEN, Act.RELEASE, Act.HAND_ON, Ac
 Event = Callable[[State, Load], State]
 
 
-def call(settle: int, take: int, *, polls: int = 0, is_fallback: bool = False, listens: bool = False) -> Exchange:
-    return Exchange(settle, take, polls, is_fallback, listens)
+def call(settle: int, take: int, *, polls: int = 0, is_fallback: bool = False, listens: bool = False) -> SendExchange:
+    return SendExchange(settle, take, polls, is_fallback, listens)
 
 
-def answer(sent: Exchange, reply: Reply = NOTHING_NEW) -> Event:
+def answer(sent: SendExchange, reply: Reply = NOTHING_NEW) -> Event:
     return lambda state, _: state.answered(sent, reply)
 
 
@@ -448,7 +448,7 @@ def test_who_has_decided_has_nothing_left_to_decide(row: Row) -> None:
     for step in row.steps:
         load = step.load
         state, actions = decide(step.event(state, load), load)
-        left = load.settled - sum(one.settle for one in actions if isinstance(one, Exchange))
+        left = load.settled - sum(one.settle for one in actions if isinstance(one, SendExchange))
         assert decide(state, load._replace(settled=left))[1] in ([], [END])
 
 

@@ -39,11 +39,11 @@ except ModuleNotFoundError as error:
 __all__ = [
     "ON_ERRORS",
     "PAYLOAD_LIMIT",
+    "ApiRecord",
     "Authenticate",
     "Principal",
     "Problem",
     "Tokens",
-    "Wire",
     "answer_json",
     "decode",
     "identify",
@@ -57,11 +57,11 @@ AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 PAYLOAD_LIMIT: Final = 10 * 1024 * 1024
 
 
-class Wire(msgspec.Struct, rename="camel", kw_only=True):
+class ApiRecord(msgspec.Struct, rename="camel", kw_only=True):
     """What travels. Names are camelCase there."""
 
 
-class Problem(Wire):
+class Problem(ApiRecord):
     """Why not."""
 
     error: str

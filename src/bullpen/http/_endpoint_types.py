@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bullpen.http._api import Wire
+from bullpen.http._api import ApiRecord
 from bullpen.outbox import Endpoint, EndpointAttempt, EndpointRate, EndpointState
 from bullpen.ports.channel import Accepted, SendResult
 
@@ -19,7 +19,7 @@ Patterns = Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
 Reason = Annotated[str, msgspec.Meta(max_length=500)]
 
 
-class RateView(Wire, forbid_unknown_fields=True):
+class RateView(ApiRecord, forbid_unknown_fields=True):
     """Deliveries that may be started per time."""
 
     max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -29,7 +29,7 @@ class RateView(Wire, forbid_unknown_fields=True):
         return EndpointRate(self.max, self.per_ms)
 
 
-class NewEndpoint(Wire, forbid_unknown_fields=True):
+class NewEndpoint(ApiRecord, forbid_unknown_fields=True):
     """Where to send events."""
 
     url: Address
@@ -42,7 +42,7 @@ class NewEndpoint(Wire, forbid_unknown_fields=True):
     """`whsec_…`; null: one is made."""
 
 
-class EndpointChange(Wire, forbid_unknown_fields=True):
+class EndpointChange(ApiRecord, forbid_unknown_fields=True):
     """What to change; what is left out stays."""
 
     url: Address | UnsetType = UNSET
@@ -58,7 +58,7 @@ class EndpointChange(Wire, forbid_unknown_fields=True):
         return found
 
 
-class Rotation(Wire, forbid_unknown_fields=True):
+class Rotation(ApiRecord, forbid_unknown_fields=True):
     """How to rotate a secret."""
 
     secret: str | None = None
@@ -66,19 +66,19 @@ class Rotation(Wire, forbid_unknown_fields=True):
     """How long the old secret signs as well; null: as configured."""
 
 
-class StateChange(Wire, forbid_unknown_fields=True):
+class StateChange(ApiRecord, forbid_unknown_fields=True):
     """Why."""
 
     reason: Reason = ""
 
 
-class TestMessage(Wire, forbid_unknown_fields=True):
+class TestMessage(ApiRecord, forbid_unknown_fields=True):
     """What to send."""
 
     payload: Any = None
 
 
-class ReplayOrder(Wire, forbid_unknown_fields=True):
+class ReplayOrder(ApiRecord, forbid_unknown_fields=True):
     """What to send again."""
 
     label: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
@@ -89,7 +89,7 @@ class ReplayOrder(Wire, forbid_unknown_fields=True):
     new_key: bool = False
 
 
-class EndpointView(Wire):
+class EndpointView(ApiRecord):
     """An endpoint, without its secrets and without the values of its headers."""
 
     id: str
@@ -130,21 +130,21 @@ class EndpointView(Wire):
         )
 
 
-class SecretView(Wire):
+class SecretView(ApiRecord):
     """An endpoint with a secret that is shown now and never again; null: an earlier call was shown it."""
 
     endpoint: EndpointView
     secret: str | None
 
 
-class EndpointPage(Wire):
+class EndpointPage(ApiRecord):
     """Endpoints, the oldest first."""
 
     endpoints: list[EndpointView]
     next: str | None
 
 
-class EndpointAttemptView(Wire):
+class EndpointAttemptView(ApiRecord):
     """One delivery, or one that failed."""
 
     message_id: str
@@ -170,14 +170,14 @@ class EndpointAttemptView(Wire):
         )
 
 
-class EndpointAttemptPage(Wire):
+class EndpointAttemptPage(ApiRecord):
     """Attempts, the last one first."""
 
     attempts: list[EndpointAttemptView]
     next: str | None
 
 
-class TestAnswer(Wire):
+class TestAnswer(ApiRecord):
     """What the endpoint said to a test message."""
 
     accepted: bool
@@ -194,7 +194,7 @@ class TestAnswer(Wire):
         )
 
 
-class Replayed(Wire):
+class Replayed(ApiRecord):
     """How many copies were stored."""
 
     count: int

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import msgspec
 
 from bullpen._kernel.scrub import hide_secrets
-from bullpen.http._api import Wire
+from bullpen.http._api import ApiRecord
 from bullpen.ledger import RunRow, RunStatus
 from bullpen.ports.dead_letters import DeadLetter
 
 Version = Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
 
 
-class StartRun(Wire, forbid_unknown_fields=True):
+class StartRun(ApiRecord, forbid_unknown_fields=True):
     """What to run."""
 
     version_id: Version
@@ -30,7 +30,7 @@ class StartRun(Wire, forbid_unknown_fields=True):
     payload_in_job: bool = True
 
 
-class Retry(Wire):
+class FailedAttemptView(ApiRecord):
     """One attempt that failed."""
 
     attempt: int
@@ -38,7 +38,7 @@ class Retry(Wire):
     error: str
 
 
-class RunView(Wire):
+class RunView(ApiRecord):
     """A run."""
 
     id: str
@@ -56,7 +56,7 @@ class RunView(Wire):
     progress: Any
     result: Any
     error_message: str | None
-    retry_history: list[Retry]
+    retry_history: list[FailedAttemptView]
 
     @classmethod
     def of(cls, row: RunRow) -> RunView:
@@ -76,11 +76,11 @@ class RunView(Wire):
             progress=row.progress,
             result=row.result,
             error_message=row.error_message,
-            retry_history=[Retry(**entry) for entry in row.retry_history],
+            retry_history=[FailedAttemptView(**entry) for entry in row.retry_history],
         )
 
 
-class RunPage(Wire):
+class RunPage(ApiRecord):
     """Runs, newest first."""
 
     runs: list[RunView]
@@ -88,7 +88,7 @@ class RunPage(Wire):
     """The `cursor` of the next page; null on the last one."""
 
 
-class DeadLetterView(Wire):
+class DeadLetterView(ApiRecord):
     """A finally failed job, without its stack and with secrets hidden."""
 
     id: str
@@ -114,7 +114,7 @@ class DeadLetterView(Wire):
         )
 
 
-class DeadLetterPage(Wire):
+class DeadLetterPage(ApiRecord):
     """Dead letters of the tenant and one handler, newest first."""
 
     dead_letters: list[DeadLetterView]

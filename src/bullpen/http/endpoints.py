@@ -56,7 +56,7 @@ _NO_STORE: Final = {"cache-control": "no-store"}
 def endpoints_api(endpoints: Endpoints, authenticate: Authenticate, *, tests: int = 2) -> Starlette:
     """The application. `tests` is how many test messages and replays of one tenant may be under way at the same time:
     each is a request of ours to an address of its choice, or a walk over its messages."""
-    api = _Api(endpoints, authenticate, _Places(check_int("tests", tests, minimum=1)))
+    api = _EndpointsApi(endpoints, authenticate, _TestSlots(check_int("tests", tests, minimum=1)))
     one = "/endpoints/{endpoint_id}"
     routes = [
         Route("/endpoints", api.create, methods=["POST"]),
@@ -76,7 +76,7 @@ def endpoints_api(endpoints: Endpoints, authenticate: Authenticate, *, tests: in
     return Starlette(routes=routes, exception_handlers=ON_ERRORS)
 
 
-class _Places:
+class _TestSlots:
     """What takes long, per tenant."""
 
     def __init__(self, most: int) -> None:
@@ -96,8 +96,8 @@ class _Places:
                 del self._taken[tenant_id]
 
 
-class _Api:
-    def __init__(self, endpoints: Endpoints, authenticate: Authenticate, places: _Places) -> None:
+class _EndpointsApi:
+    def __init__(self, endpoints: Endpoints, authenticate: Authenticate, places: _TestSlots) -> None:
         self._endpoints, self._authenticate, self._places = endpoints, authenticate, places
 
     async def create(self, request: Request) -> Response:

@@ -85,7 +85,7 @@ def runs_api(
         check_int("followers", followers, minimum=1), check_int("all_followers", all_followers, minimum=1)
     )
     allowed = None if handlers is None else frozenset(check_texts("handlers", handlers))
-    api = _Api(service, authenticate, price, allowed, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
+    api = _RunsApi(service, authenticate, price, allowed, check_int("poll_ms", poll_ms, minimum=1) / 1000, places)
     routes = [
         Route("/runs", api.start, methods=["POST"]),
         Route("/runs", api.list, methods=["GET"]),
@@ -137,7 +137,7 @@ class _Followed(StreamingResponse):
             self._give_back()
 
 
-class _Api:
+class _RunsApi:
     def __init__(
         self,
         service: RunService,

@@ -36,7 +36,7 @@ _SENTINEL_LOGIN: Final = ("sentinel_username", "sentinel_password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class NodeAddress:
     """Where one server is and how to introduce ourselves."""
 
     host: str = "localhost"
@@ -56,7 +56,7 @@ class Endpoint:
     def __str__(self) -> str:
         return f"unix:{self.path}" if self.path else host_and_port(self.host, self.port)
 
-    def at(self, host: str, port: int) -> Endpoint:
+    def at(self, host: str, port: int) -> NodeAddress:
         """The same introduction, to another server."""
         return dataclasses.replace(self, host=host, port=port)
 
@@ -78,10 +78,10 @@ class Endpoint:
 class SentinelAddress:
     """A service that sentinels watch over; they know which server is its primary now."""
 
-    seeds: tuple[Endpoint, ...]
+    seeds: tuple[NodeAddress, ...]
     """The sentinels, with their own user and password."""
     service: str
-    node: Endpoint
+    node: NodeAddress
     """How to introduce ourselves to the primary; its host and port are what the sentinels say."""
 
     def __str__(self) -> str:
@@ -92,10 +92,10 @@ class SentinelAddress:
 class ClusterAddress:
     """A cluster, of which at least one seed must answer."""
 
-    seeds: tuple[Endpoint, ...]
+    seeds: tuple[NodeAddress, ...]
 
     @property
-    def node(self) -> Endpoint:
+    def node(self) -> NodeAddress:
         """How to introduce ourselves to any node."""
         return self.seeds[0]
 
@@ -103,7 +103,7 @@ class ClusterAddress:
         return f"cluster {', '.join(map(str, self.seeds))}"
 
 
-Address = Endpoint | SentinelAddress | ClusterAddress
+Address = NodeAddress | SentinelAddress | ClusterAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Login:
         for name in _SENTINEL_LOGIN:
             fits = getattr(self, name) is None or isinstance(address, SentinelAddress)
             require(name, fits, "redis+sentinel://… beside it", str(address))
-        if isinstance(address, Endpoint):
+        if isinstance(address, NodeAddress):
             return self._with(address)
         if isinstance(address, ClusterAddress):
             require("db", not self.db, "no database number: a cluster has only number 0", self.db)
@@ -131,7 +131,7 @@ class Login:
             address, node=self._with(address.node), seeds=tuple(map(watchers._with, address.seeds))
         )
 
-    def _with(self, endpoint: Endpoint) -> Endpoint:
+    def _with(self, endpoint: NodeAddress) -> NodeAddress:
         given = {
             name: value
             for name, value in (
@@ -176,7 +176,7 @@ def parse_url(url: str) -> Address:
         query = _query(parts, (*_LOGIN, *(_TLS if scheme != parts.scheme else ()), *_extras(scheme)))
         hosts = [_host_and_port(text, _DEFAULT_PORTS[scheme]) for text in _authority(parts)[1].split(",")]
         username, password = _login(parts, query)
-        node = Endpoint(
+        node = NodeAddress(
             host=hosts[0][0],
             port=hosts[0][1],
             username=username,
@@ -289,12 +289,12 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
     return host or "localhost", int(port) if port else default_port
 
 
-def _socket(parts: _Parts) -> Endpoint:
+def _socket(parts: _Parts) -> NodeAddress:
     query = _query(parts, ("db", *_LOGIN))
     path = unquote(_authority(parts)[1] + parts.path)
     require("connection", bool(path), "a socket path after unix://", "unix://")
     username, password = _login(parts, query)
-    return Endpoint(path=path, db=_number(query.get("db", "0"), "unix://…"), username=username, password=password)
+    return NodeAddress(path=path, db=_number(query.get("db", "0"), "unix://…"), username=username, password=password)
 
 
 def _tls_context(query: Mapping[str, str]) -> ssl.SSLContext:

@@ -21,9 +21,9 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.redis.address import Command, Endpoint, SentinelAddress
+from bullpen.redis.address import Command, NodeAddress, SentinelAddress
 from bullpen.redis.client import Connection, probe_key
-from bullpen.redis.discovery import Answer, Directory, ServerUnavailable, Shard, pick
+from bullpen.redis.discovery import Directory, DiscoveryAnswer, ServerUnavailable, Shard, pick
 from bullpen.redis.sentinels import PrimaryWatch
 from bullpen.redis.socket import NOT_YET, ReplyError, keep_alive, new_reader, pack, reason_of, translate
 from bullpen.redis.spin import NEVER
@@ -44,7 +44,7 @@ class BlockingWire:
     """One open socket, for one thread at a time. Whatever goes wrong in the middle of a call closes it: an answer that
     comes late would pass for the next one's."""
 
-    def __init__(self, endpoint: Endpoint, *, connect_timeout_s: float, command_timeout_s: float) -> None:
+    def __init__(self, endpoint: NodeAddress, *, connect_timeout_s: float, command_timeout_s: float) -> None:
         """Connect and introduce ourselves. Raises ConnectionLost or ServerRefused."""
         self.endpoint = endpoint
         self.changed_at = -math.inf
@@ -194,7 +194,7 @@ class BlockingWire:
 
 
 def open_wire(
-    connection: Connection, key: str | None = None, *, at: Endpoint | None = None, within_s: float | None = None
+    connection: Connection, key: str | None = None, *, at: NodeAddress | None = None, within_s: float | None = None
 ) -> BlockingWire:
     """A wire to the server that holds `key` now, or `at` the one that is known to. Raises ConnectionLost or
     ServerRefused, after `within_s` at most."""
@@ -211,7 +211,7 @@ def open_wire(
     return wire
 
 
-def _open(connection: Connection, endpoint: Endpoint, within_s: float | None) -> BlockingWire:
+def _open(connection: Connection, endpoint: NodeAddress, within_s: float | None) -> BlockingWire:
     connect_s = connection.connect_timeout_s
     connect_s = connect_s if within_s is None else min(connect_s, within_s)
     is_known = endpoint in connection.let_us_in
@@ -247,7 +247,7 @@ def _watch_of(connection: Connection) -> PrimaryWatch | None:
     return watch
 
 
-def _dial(endpoint: Endpoint, connect_s: float, command_s: float) -> BlockingWire:
+def _dial(endpoint: NodeAddress, connect_s: float, command_s: float) -> BlockingWire:
     # One packet that is lost would cost as long as connecting may take: the first attempt has a part of that.
     first_s, began = min(_FIRST_GREETING_S, connect_s / 2), monotonic()
     try:
@@ -258,18 +258,18 @@ def _dial(endpoint: Endpoint, connect_s: float, command_s: float) -> BlockingWir
     return BlockingWire(endpoint, connect_timeout_s=connect_s - first_s, command_timeout_s=command_s)
 
 
-def find(connection: Connection, key: str | None = None) -> Endpoint:
+def find(connection: Connection, key: str | None = None) -> NodeAddress:
     """Where the server is; asks sentinels or the cluster. Raises ConnectionLost or ServerRefused."""
     address, directory = connection.address, connection.directory
     if directory is None:
-        assert isinstance(address, Endpoint)
+        assert isinstance(address, NodeAddress)
         return address
     return pick(_ask(directory, connection.connect_timeout_s), key)
 
 
 def _ask(directory: Directory, timeout_s: float) -> list[Shard]:
-    reasons: list[tuple[Endpoint, Exception]] = []
-    answers: list[Answer] = []
+    reasons: list[tuple[NodeAddress, Exception]] = []
+    answers: list[DiscoveryAnswer] = []
     silent = directory.silent_until
     for asked in sorted(directory.candidates(), key=lambda one: silent.get(one, 0.0)):
         began = monotonic()
@@ -294,7 +294,7 @@ def _ask(directory: Directory, timeout_s: float) -> list[Shard]:
     raise directory.nobody(reasons)
 
 
-def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+def _connect(endpoint: NodeAddress, timeout_s: float) -> socket.socket:
     try:
         if endpoint.path:
             plain = socket.socket(socket.AF_UNIX)

@@ -34,14 +34,14 @@ from bullpen.redis.address import (
     Address,
     ClusterAddress,
     Command,
-    Endpoint,
     Login,
+    NodeAddress,
     SentinelAddress,
     parse_url,
     verified_tls,
 )
 from bullpen.redis.checks import Facts, ServerVerdict, judge_facts
-from bullpen.redis.discovery import Answer, Directory, FailoverUnderWay, ServerUnavailable, Shard, pick
+from bullpen.redis.discovery import Directory, DiscoveryAnswer, FailoverUnderWay, ServerUnavailable, Shard, pick
 from bullpen.redis.outages import forget, note_back, note_lost, note_refused
 from bullpen.redis.sentinels import ASK_SENTINELS_EVERY_S, SENTINEL_EVENTS
 from bullpen.redis.shared import SharedWire, take_share
@@ -115,7 +115,7 @@ class Connection:
         self._finding = threading.Lock()
         self._address: Address | None = None
         if url is None:
-            plain = Endpoint(host="localhost" if host is None else host, port=6379 if port is None else port)
+            plain = NodeAddress(host="localhost" if host is None else host, port=6379 if port is None else port)
             self._address = self._login.applied_to(plain)
         elif not callable(url):
             self._address = self._login.applied_to(parse_url(url))
@@ -129,8 +129,8 @@ class Connection:
         """Run ids of servers whose WAITAOF was seen to wait for the disk."""
         self.replicas_promised = 0
         """The greatest level `replicated(n)` that was found possible here."""
-        self._met: set[Endpoint] = set()
-        self.let_us_in: set[Endpoint] = set()
+        self._met: set[NodeAddress] = set()
+        self.let_us_in: set[NodeAddress] = set()
         """Servers that answered our greeting once: how they are to be spoken to is right."""
         self._watches: dict[asyncio.AbstractEventLoop, _PrimaryWatch] = {}
         self.generation = 0
@@ -159,7 +159,7 @@ class Connection:
     @property
     def directory(self) -> Directory | None:
         """Who knows where the primary is; None when the address names the server itself."""
-        if self._directory is None and not isinstance(self.address, Endpoint):
+        if self._directory is None and not isinstance(self.address, NodeAddress):
             self._directory = Directory(self.address)
         return self._directory
 
@@ -178,14 +178,14 @@ class Connection:
                 require("prefix", hash_tag(key) is not None, ONE_SLOT, key)
                 require("prefix", slot(key) == slot(keys[0]), f"the same hash tag as {keys[0]!r}", key)
 
-    async def locate(self, key: str | None = None) -> Endpoint:
+    async def locate(self, key: str | None = None) -> NodeAddress:
         """The server that holds `key` now, without blocking the loop. Raises what starting or finding it raises."""
         if self._address is None:
             await asyncio.get_running_loop().run_in_executor(None, lambda: self.address)
         address = self.address
-        return address if isinstance(address, Endpoint) else pick(await self.discover(), key)
+        return address if isinstance(address, NodeAddress) else pick(await self.discover(), key)
 
-    def remembered(self, key: str | None) -> Endpoint | None:
+    def remembered(self, key: str | None) -> NodeAddress | None:
         """The node that held `key` when somebody asked the cluster last."""
         try:
             return pick(self._shards, key) if self._shards else None
@@ -196,7 +196,7 @@ class Connection:
         """Ask sentinels or the cluster where the primaries are now."""
         directory = self.directory
         assert directory is not None
-        reasons: list[tuple[Endpoint, Exception]] = []
+        reasons: list[tuple[NodeAddress, Exception]] = []
         if directory.asks_all:
             answers = await self._ask_all(directory, reasons)
             if answers:
@@ -210,7 +210,7 @@ class Connection:
                 reasons.append((asked, error))
         raise directory.nobody(reasons)
 
-    async def _ask(self, directory: Directory, asked: Endpoint) -> Answer:
+    async def _ask(self, directory: Directory, asked: NodeAddress) -> DiscoveryAnswer:
         wire = await self._dial(asked, None, Wire)
         try:
             replies = await wire.converse(directory.questions, within_s=self.connect_timeout_s)
@@ -218,11 +218,13 @@ class Connection:
             wire.close()
         return directory.read(asked, [translate(one) if isinstance(one, ReplyError) else one for one in replies])
 
-    async def _ask_all(self, directory: Directory, reasons: list[tuple[Endpoint, Exception]]) -> list[Answer]:
+    async def _ask_all(
+        self, directory: Directory, reasons: list[tuple[NodeAddress, Exception]]
+    ) -> list[DiscoveryAnswer]:
         """What all say who answer: the one that leads a failover may be the last. Once most have answered, the others
         have only a moment more, or a sentinel that is off would cost each time as long as connecting may take."""
         asking = {asyncio.create_task(self._ask(directory, asked)): asked for asked in directory.candidates()}
-        answers: list[Answer] = []
+        answers: list[DiscoveryAnswer] = []
         left = set(asking)
         try:
             while left:
@@ -254,7 +256,7 @@ class Connection:
         client_name: str | None = None,
         *,
         key: str | None = None,
-        at: Endpoint | None = None,
+        at: NodeAddress | None = None,
         in_doubt: bool = False,
         purpose: str | None = None,
     ) -> Wire:
@@ -272,7 +274,7 @@ class Connection:
             self._watch(wire)
         return wire
 
-    async def _open_share(self, purpose: str, endpoint: Endpoint, key: str | None) -> Wire:
+    async def _open_share(self, purpose: str, endpoint: NodeAddress, key: str | None) -> Wire:
         limits = (self.connect_timeout_s, self.command_timeout_s, self.idle_ping_s)
         share = await take_share(
             (self.address, endpoint, purpose, limits),
@@ -305,7 +307,7 @@ class Connection:
                 task.cancel()
                 task.add_done_callback(_close_unused)
 
-    async def _greet(self, endpoint: Endpoint, client_name: str | None, key: str | None, must_prove: bool) -> Wire:
+    async def _greet(self, endpoint: NodeAddress, client_name: str | None, key: str | None, must_prove: bool) -> Wire:
         wire = await self._dial(endpoint, client_name, Wire)
         try:
             if must_prove:
@@ -348,7 +350,7 @@ class Connection:
                 raise translated from None
             # Not allowed to us: then the first real command has to show it.
 
-    async def _dial(self, endpoint: Endpoint, client_name: str | None, kind: type[AnyWire]) -> AnyWire:
+    async def _dial(self, endpoint: NodeAddress, client_name: str | None, kind: type[AnyWire]) -> AnyWire:
         try:
             wire = await self._dial_once(endpoint, client_name, kind)
         except ConnectionLost as error:
@@ -361,7 +363,7 @@ class Connection:
         self.let_us_in.add(endpoint)
         return wire
 
-    async def _dial_once(self, endpoint: Endpoint, client_name: str | None, kind: type[AnyWire]) -> AnyWire:
+    async def _dial_once(self, endpoint: NodeAddress, client_name: str | None, kind: type[AnyWire]) -> AnyWire:
         loop = asyncio.get_running_loop()
         wire: AnyWire | None = None
         try:
@@ -573,7 +575,7 @@ class _PrimaryWatch:
         for wire in stale:
             wire.close(f"{why}, not {wire.endpoint}")
 
-    async def _listen(self, sentinel: Endpoint, service: str) -> None:
+    async def _listen(self, sentinel: NodeAddress, service: str) -> None:
         """Hear what a sentinel tells of failovers, again and again: it may be away, or forbid it to this user."""
         while True:
             with contextlib.suppress(OSError, TimeoutError, UNREADABLE, ConnectionLost):
@@ -596,7 +598,7 @@ class _PrimaryWatch:
                     self._told.set()
 
 
-async def _greeting(endpoint: Endpoint, client_name: str | None) -> list[Command]:
+async def _greeting(endpoint: NodeAddress, client_name: str | None) -> list[Command]:
     if callable(endpoint.password):
         return await asyncio.get_running_loop().run_in_executor(None, endpoint.greeting, client_name)
     return endpoint.greeting(client_name)
@@ -621,7 +623,7 @@ class Door:
         client_name: str | None = None,
         *,
         key: str | None = None,
-        at: Endpoint | None = None,
+        at: NodeAddress | None = None,
         purpose: str | None = None,
     ) -> None:
         """`key` is any key of the queue this door is for: on a cluster it says which server. `at`: always there.
@@ -637,7 +639,7 @@ class Door:
         self._key = key
         self._always_at = at
         self._purpose = purpose
-        self._moved_to: Endpoint | None = None
+        self._moved_to: NodeAddress | None = None
         self._in_doubt = False
         self._wire: Wire | None = None
         self._retired: list[Wire] = []
@@ -647,7 +649,7 @@ class Door:
         self._was_in = False
 
     @property
-    def endpoint(self) -> Endpoint | None:
+    def endpoint(self) -> NodeAddress | None:
         """The server that the present wire leads to."""
         return self._always_at if self._wire is None else self._wire.endpoint
 
@@ -702,7 +704,7 @@ class Door:
             self._note_back(wire, began)
             return wire
 
-    def _remembered(self) -> Endpoint | None:
+    def _remembered(self) -> NodeAddress | None:
         """For the first opening. Later there is a reason to ask anew."""
         is_first = self._wire is None and not self._failures and not self._in_doubt
         return self.connection.remembered(self._key) if is_first else None
@@ -846,7 +848,7 @@ class Door:
                 return ServerUnavailable(f"{error}; {lost}")
         return self.refusal(error, wire)
 
-    def _new_home(self, error: Exception, wire: Wire | None) -> Endpoint | None:
+    def _new_home(self, error: Exception, wire: Wire | None) -> NodeAddress | None:
         if not isinstance(error, Moved):
             return None
         host, _, port = error.target.rpartition(":")
@@ -891,7 +893,7 @@ class LeasedDoor(Door):
         door.leases += 1
 
     @property
-    def endpoint(self) -> Endpoint | None:
+    def endpoint(self) -> NodeAddress | None:
         return self._shared.endpoint
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.redis.address import ClusterAddress, Command, Endpoint, SentinelAddress
+from bullpen.redis.address import ClusterAddress, Command, NodeAddress, SentinelAddress
 from bullpen.wire.keys import slot
 
 SLOTS: Final = 16384
@@ -31,10 +31,10 @@ class Shard(NamedTuple):
 
     first: int
     last: int
-    primary: Endpoint
+    primary: NodeAddress
 
 
-class Answer(NamedTuple):
+class DiscoveryAnswer(NamedTuple):
     """What one of those who were asked knows."""
 
     shards: list[Shard]
@@ -52,10 +52,10 @@ class Directory:
 
     def __init__(self, address: SentinelAddress | ClusterAddress) -> None:
         self.address = address
-        self.silent_until: dict[Endpoint, float] = {}
+        self.silent_until: dict[NodeAddress, float] = {}
         """Who did not answer in time, for plain threads, which ask one after the other: they are asked last, and not
         before then when others answered."""
-        self._known: tuple[Endpoint, ...] = ()
+        self._known: tuple[NodeAddress, ...] = ()
 
     @property
     def questions(self) -> tuple[Command, ...]:
@@ -70,7 +70,7 @@ class Directory:
         """One sentinel leads a failover, and only that one knows of it."""
         return isinstance(self.address, SentinelAddress)
 
-    def candidates(self) -> list[Endpoint]:
+    def candidates(self) -> list[NodeAddress]:
         """Whoever answered last comes first; nodes of a cluster that we learned of outlive its seeds."""
         return list(dict.fromkeys((*self._known, *self.address.seeds)))
 
@@ -78,7 +78,7 @@ class Directory:
         """Whether those who have not answered yet need not be waited for."""
         return answers > len(self.address.seeds) // 2 if self.asks_all else answers > 0
 
-    def read(self, asked: Endpoint, replies: list[Any]) -> Answer:
+    def read(self, asked: NodeAddress, replies: list[Any]) -> DiscoveryAnswer:
         """What `asked` answered to the questions; errors stand in their places. Raises the error,
         ServerUnavailable when it knows of no primary that works, ServerRefused when the answer makes no sense."""
         if isinstance(replies[-1], Exception) and not isinstance(replies[0], list):
@@ -86,13 +86,13 @@ class Directory:
         try:
             if isinstance(self.address, SentinelAddress):
                 return _watched(self.address, *replies)
-            answer = Answer(_slots(self.address, asked, replies[0]))
+            answer = DiscoveryAnswer(_slots(self.address, asked, replies[0]))
             self._known = tuple(dict.fromkeys((asked, *(shard.primary for shard in answer.shards))))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ServerRefused(f"{asked} sent an answer that cannot be read: {str(replies)[:200]}") from error
         return answer
 
-    def decide(self, answers: list[Answer]) -> list[Shard]:
+    def decide(self, answers: list[DiscoveryAnswer]) -> list[Shard]:
         """Where the primaries are, from all that was answered. Raises ServerUnavailable when there is none now."""
         leading = [answer for answer in answers if answer.is_failing_over]
         for answer in leading:
@@ -108,7 +108,7 @@ class Directory:
         primary = answers[0].shards[0].primary
         raise ServerUnavailable(f"the primary {primary} is down and no other was chosen yet")
 
-    def nobody(self, reasons: Iterable[tuple[Endpoint, Exception]]) -> Exception:
+    def nobody(self, reasons: Iterable[tuple[NodeAddress, Exception]]) -> Exception:
         """The error when all candidates were asked in vain. Refused by all: waiting does not help."""
         reasons = list(reasons)
         text = "; ".join(f"{asked}: {reason}" for asked, reason in reasons)
@@ -116,7 +116,7 @@ class Directory:
         return kind(f"{self.address}: no sentinel knows the primary ({text})")
 
 
-def pick(shards: list[Shard], key: str | None) -> Endpoint:
+def pick(shards: list[Shard], key: str | None) -> NodeAddress:
     """The server that holds `key`; any, when there is none."""
     if key is None:
         return shards[0].primary
@@ -127,7 +127,7 @@ def pick(shards: list[Shard], key: str | None) -> Endpoint:
     raise ServerUnavailable(f"slot {wanted} of the cluster is served by no node now")
 
 
-def _watched(address: SentinelAddress, named: Any, told: Any) -> Answer:
+def _watched(address: SentinelAddress, named: Any, told: Any) -> DiscoveryAnswer:
     """One of the two may be refused to this user."""
     fields: dict[bytes, bytes] = {}
     if not isinstance(told, Exception):
@@ -138,7 +138,7 @@ def _watched(address: SentinelAddress, named: Any, told: Any) -> Answer:
         host, port = named[0].decode(), int(named[1])
     flags = fields.get(b"flags", b"").split(b",")
     is_chosen = configured is not None and configured != (host, port)
-    return Answer(
+    return DiscoveryAnswer(
         [Shard(0, SLOTS - 1, address.node.at(host, port))],
         epoch=int(fields.get(b"config-epoch", b"0")),
         is_down=not is_chosen and (b"s_down" in flags or b"o_down" in flags),
@@ -147,7 +147,7 @@ def _watched(address: SentinelAddress, named: Any, told: Any) -> Answer:
     )
 
 
-def _slots(address: ClusterAddress, asked: Endpoint, reply: list[Any]) -> list[Shard]:
+def _slots(address: ClusterAddress, asked: NodeAddress, reply: list[Any]) -> list[Shard]:
     shards = []
     for first, last, primary, *_ in reply:
         host = (primary[0] or b"").decode()

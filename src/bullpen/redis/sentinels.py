@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from bullpen.errors import ConnectionLost, ServerRefused
-from bullpen.redis.address import Endpoint, SentinelAddress
+from bullpen.redis.address import NodeAddress, SentinelAddress
 from bullpen.redis.discovery import FailoverUnderWay, ServerUnavailable
 
 SENTINEL_EVENTS: Final = ("+try-failover", "+failover-state-select-slave", "+promoted-slave", "+switch-master")
@@ -45,19 +45,19 @@ class PrimaryWatch:
     """One per process and `Connection`, for all its blocking wires; any thread may ask."""
 
     def __init__(
-        self, address: SentinelAddress, dial: Callable[[Endpoint], Subscription], ask: Callable[[], Endpoint]
+        self, address: SentinelAddress, dial: Callable[[NodeAddress], Subscription], ask: Callable[[], NodeAddress]
     ) -> None:
         self._seeds, self._service = address.seeds, address.service.encode()
         self._dial, self._ask = dial, ask
         self._lock = threading.Lock()
         self._wires: WeakSet[object] = WeakSet()
         self._selector: selectors.BaseSelector | None = None
-        self._listen_at: dict[Endpoint, float] = {}
+        self._listen_at: dict[NodeAddress, float] = {}
         """When to subscribe at a sentinel again; infinity while we are."""
         self._is_told, self._ask_at = False, 0.0
-        self._primary: Endpoint | None = None
+        self._primary: NodeAddress | None = None
 
-    def locate(self) -> Endpoint:
+    def locate(self) -> NodeAddress:
         """Where the primary is now. Raises what asking raises. Follow it with `join` or `rest`."""
         with self._lock:
             self._listen()
@@ -82,7 +82,7 @@ class PrimaryWatch:
                 self._selector.close()
                 self._selector = None
 
-    def check(self, endpoint: Endpoint) -> None:
+    def check(self, endpoint: NodeAddress) -> None:
         """Before a call. Raises ServerUnavailable when this server is no longer the primary."""
         with self._lock:
             self._hear()
@@ -97,7 +97,7 @@ class PrimaryWatch:
             if self._primary not in (None, endpoint):
                 raise ServerUnavailable(f"the sentinels chose {self._primary}, not {endpoint}")
 
-    def confirm(self, endpoint: Endpoint) -> None:
+    def confirm(self, endpoint: NodeAddress) -> None:
         """When a call was answered. Raises ConnectionLost when a failover began meanwhile: what was written may be
         thrown away."""
         with self._lock:
@@ -105,7 +105,7 @@ class PrimaryWatch:
             if self._is_told or self._primary not in (None, endpoint):
                 raise ConnectionLost(f"the sentinels began to replace {endpoint} while it answered")
 
-    def _find(self) -> Endpoint:
+    def _find(self) -> NodeAddress:
         self._primary = primary = self._ask()
         self._is_told, self._ask_at = False, monotonic() + ASK_SENTINELS_EVERY_S
         return primary
@@ -144,7 +144,7 @@ class PrimaryWatch:
     def _is_ours(self, push: Any) -> bool:
         return isinstance(push, list) and push[0] == b"message" and self._service in push[2].split(b" ")
 
-    def _hang_up(self, ear: tuple[Endpoint, Subscription]) -> None:
+    def _hang_up(self, ear: tuple[NodeAddress, Subscription]) -> None:
         seed, subscription = ear
         assert self._selector is not None
         self._selector.unregister(subscription.fileno())

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from bullpen.errors import ConnectionLost
-from bullpen.redis.address import Endpoint
+from bullpen.redis.address import NodeAddress
 from bullpen.redis.socket import Receiver, Sending, Wire
 
 Open = Callable[[], Coroutine[Any, Any, "SharedWire"]]
@@ -27,7 +27,7 @@ class SharedWire(Wire):
     line: _Line | None = None
 
     def __init__(
-        self, endpoint: Endpoint, *, ping_every_s: float | None = None, ping_within_s: float = math.inf
+        self, endpoint: NodeAddress, *, ping_every_s: float | None = None, ping_within_s: float = math.inf
     ) -> None:
         super().__init__(endpoint, ping_every_s=ping_every_s, ping_within_s=ping_within_s)
         self.shares: set[Share] = set()

@@ -13,14 +13,14 @@ import ssl
 from typing import Final
 
 from bullpen.errors import ServerRefused
-from bullpen.redis.address import Endpoint, NoPassword
+from bullpen.redis.address import NodeAddress, NoPassword
 
 HANDSHAKE_SHARE: Final = 0.5
 """Of the time for connecting; the rest is for finding out why there was no answer."""
 _EXPIRED, _NOT_YET_VALID, _NAME, _ADDRESS = 10, 9, 62, 64  # what OpenSSL calls them
 
 
-def untrusted(endpoint: Endpoint, error: ssl.SSLCertVerificationError) -> ServerRefused:
+def untrusted(endpoint: NodeAddress, error: ssl.SSLCertVerificationError) -> ServerRefused:
     """The server's certificate does not pass."""
     text = f"the certificate of {endpoint} cannot be trusted: "
     match error.verify_code:
@@ -34,14 +34,14 @@ def untrusted(endpoint: Endpoint, error: ssl.SSLCertVerificationError) -> Server
     return ServerRefused(text)
 
 
-def is_worth_asking(endpoint: Endpoint, error: BaseException) -> bool:
+def is_worth_asking(endpoint: NodeAddress, error: BaseException) -> bool:
     """Whether somebody was there: then it may be a matter of TLS."""
     cause = error.__cause__ or error
     is_away = isinstance(error, NoPassword) or isinstance(cause, (ConnectionRefusedError, socket.gaierror))
     return endpoint.path is None and not is_away
 
 
-def diagnose(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
+def diagnose(endpoint: NodeAddress, within_s: float) -> ServerRefused | None:
     """What is wrong with TLS, if that is it. Takes up to `within_s`."""
     patience_s = within_s / 3  # at most two conversations, of which the first may wait twice
     with contextlib.suppress(OSError):  # it is not there: no matter of TLS
@@ -62,7 +62,7 @@ def diagnose(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
     return None
 
 
-def _complaint(endpoint: Endpoint, reason: str) -> ServerRefused | None:
+def _complaint(endpoint: NodeAddress, reason: str) -> ServerRefused | None:
     if "ALERT" not in reason:
         return None
     said = reason.partition("ALERT_")[2].replace("_", " ").lower()
@@ -76,7 +76,7 @@ def _complaint(endpoint: Endpoint, reason: str) -> ServerRefused | None:
     )
 
 
-def _speaks_tls(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
+def _speaks_tls(endpoint: NodeAddress, within_s: float) -> ServerRefused | None:
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE  # nothing is sent but the hello
     with socket.create_connection((endpoint.host, endpoint.port), within_s) as plain:
@@ -88,7 +88,7 @@ def _speaks_tls(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
     return ServerRefused(f"{endpoint} requires TLS: use rediss:// instead of redis://, or tls=True")
 
 
-def _speaks_plainly(endpoint: Endpoint, within_s: float) -> ServerRefused | None:
+def _speaks_plainly(endpoint: NodeAddress, within_s: float) -> ServerRefused | None:
     with socket.create_connection((endpoint.host, endpoint.port), within_s) as plain:
         plain.sendall(b"PING\r\n")
         if plain.recv(1) not in (b"+", b"-"):

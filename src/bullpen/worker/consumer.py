@@ -1,6 +1,6 @@
 """What `Worker` and `Taker` have in common: options, events, start, pause and close.
 
-In: what callers write. Out: an `Engine` that works, between `start` and `close`. Elsewhere: the work (`engine`), what
+In: what callers write. Out: a `WorkerEngine` between `start` and `close`. Elsewhere: the work (`engine`), what
 is done with a job (`worker`: a handler; `taker`: the caller).
 """
 
@@ -28,7 +28,7 @@ from bullpen.redis.default import connection_for, prefix_for
 from bullpen.wire.keys import QueueKeys
 from bullpen.worker.adapt import Adapter
 from bullpen.worker.auto import Concurrency, Governor, read_concurrency
-from bullpen.worker.engine import CANCEL_GRACE_S, Engine, Setup, dead_letter_writer
+from bullpen.worker.engine import CANCEL_GRACE_S, Setup, WorkerEngine, dead_letter_writer
 from bullpen.worker.handlers import Runner
 from bullpen.worker.options import WorkerArguments, WorkerOptions
 from bullpen.worker.reader import SECONDS_AFTER_BLOCK
@@ -80,7 +80,7 @@ class JobConsumer:
         self._concurrency = self._read_concurrency(self.options.concurrency)
         self._life = Lifecycle(f"worker of queue {queue!r}", self._begin, self._end)
         self._reports = Reports(queue, self.name)
-        self._engine: Engine | None = None
+        self._engine: WorkerEngine | None = None
         self._is_paused = self._is_closing = False
         self._close_timeout_s = self.options.close_after_s
         self._ended = asyncio.Event()
@@ -305,7 +305,7 @@ class JobConsumer:
             runner=self._runner,
             tally=self.tally,
         )
-        self._engine = Engine(setup, self._slots, self._on_bug)
+        self._engine = WorkerEngine(setup, self._slots, self._on_bug)
         if self._is_paused:
             self._engine.driver.pause()
         self._engine.start()
@@ -316,7 +316,7 @@ class JobConsumer:
         """Jobs that may be held at the same time now."""
         return self._concurrency * self.options.jobs_per_slot
 
-    def _started(self) -> Engine:
+    def _started(self) -> WorkerEngine:
         if self._engine is None:
             raise BullpenError(f"the worker of queue {self.queue_name!r} was not started; call `start` first")
         return self._engine

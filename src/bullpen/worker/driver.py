@@ -26,13 +26,13 @@ from bullpen.redis.socket import reason_of
 from bullpen.wire.keys import QueueKeys
 from bullpen.worker import pump
 from bullpen.worker.batches import BatchRuns
-from bullpen.worker.exchange import REFUSED, Exchange, ExchangeReply, Settlement
+from bullpen.worker.exchange import REFUSED, Exchange, ExchangeReply, JobSettlement
 from bullpen.worker.options import WorkerOptions
 from bullpen.worker.pump import Act, Load, Read, State, decide
 from bullpen.worker.reader import Reader
 from bullpen.worker.reports import Reports
-from bullpen.worker.runs import Runs
-from bullpen.worker.settling import Settling
+from bullpen.worker.runs import JobRuns
+from bullpen.worker.settling import JobSettling
 
 logger = get_logger("bullpen.worker")
 
@@ -59,8 +59,8 @@ class Parts(NamedTuple):
     clock: ServerClock
     actions: AsyncActions
     new_exchange: Callable[[], Exchange]
-    runs: Runs
-    settling: Settling
+    runs: JobRuns
+    settling: JobSettling
     reports: Reports
     batches: BatchRuns | None
 
@@ -72,7 +72,9 @@ class _Sent:
 
     flight: Flight
 
-    def __init__(self, driver: Driver, exchange: Exchange, call: pump.Exchange, settled: list[Settlement]) -> None:
+    def __init__(
+        self, driver: PumpDriver, exchange: Exchange, call: pump.SendExchange, settled: list[JobSettlement]
+    ) -> None:
         self._driver, self.exchange, self.call, self.settled = driver, exchange, call, settled
 
     def done(self) -> bool:
@@ -85,7 +87,7 @@ class _Sent:
         self._driver.on_lost_reply(self, error)
 
 
-class Driver:
+class PumpDriver:
     """The exchanges of one worker."""
 
     def __init__(self, parts: Parts, options: WorkerOptions, concurrency: int, on_bug: Callable[[BaseException], None]):
@@ -209,7 +211,7 @@ class Driver:
             load = len(self._running), len(self.settled), len(self._unlocked), self._suspects.waiting
             self.state, actions = decide(self.state, _new_load(load))
             for action in actions:
-                if type(action) is pump.Exchange:
+                if type(action) is pump.SendExchange:
                     self._begin_exchange(action)
                 else:
                     self._perform(action)
@@ -277,7 +279,7 @@ class Driver:
 
     # ---- exchanges --------------------------------------------------------------------------------------------
 
-    def _begin_exchange(self, call: pump.Exchange) -> None:
+    def _begin_exchange(self, call: pump.SendExchange) -> None:
         settled = self.settled[: call.settle]
         del self.settled[: call.settle]
         sent = _Sent(self, self._idle.pop(), call, settled)
@@ -323,14 +325,14 @@ class Driver:
             reply = ExchangeReply(0, codes, [], limited_ms, 0, len(settled) > 1)
         self._on_answer(sent, reply)
 
-    async def _settle_alone(self, exchange: Exchange, settlement: Settlement) -> int:
+    async def _settle_alone(self, exchange: Exchange, settlement: JobSettlement) -> int:
         try:
             return (await exchange.run([settlement], 0)).codes[0]
         except ServerRefused as refusal:
             self._reports.tell_error(refusal)
             return self._drop(settlement, refusal)
 
-    def _drop(self, settlement: Settlement, refusal: ServerRefused) -> int:
+    def _drop(self, settlement: JobSettlement, refusal: ServerRefused) -> int:
         logger.error(
             "queue %r: outcome of job %r dropped, the server refused it: %s",
             *(self._keys.name, settlement.job.id, refusal),

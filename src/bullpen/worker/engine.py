@@ -30,15 +30,15 @@ from bullpen.wire.cancels import CancelRequest
 from bullpen.wire.keys import QueueKeys, client_name
 from bullpen.wire.options import resolve
 from bullpen.worker import keepalive
-from bullpen.worker.driver import Driver, Parts
+from bullpen.worker.driver import Parts, PumpDriver
 from bullpen.worker.exchange import Exchange
 from bullpen.worker.handlers import Runner
 from bullpen.worker.options import WorkerOptions
 from bullpen.worker.reports import Reports
-from bullpen.worker.runs import Runs
+from bullpen.worker.runs import JobRuns
 from bullpen.worker.scheduler import Schedulers
 from bullpen.worker.sealed import SealedRuns, Unopened
-from bullpen.worker.settling import Settling
+from bullpen.worker.settling import JobSettling
 from bullpen.worker.suspects import Suspects
 from bullpen.worker.tally import Tally
 
@@ -77,7 +77,7 @@ def dead_letter_writer(keys: QueueKeys, connection: Connection, policy: RetryPol
     return DeadLetterWriter(keys, entries, connection.clock, with_cancelled=policy.dead_letters.cancelled)
 
 
-class Engine:
+class WorkerEngine:
     """From start to end, once, on one loop."""
 
     def __init__(self, setup: Setup, concurrency: int, on_bug: Callable[[BaseException], None]) -> None:
@@ -95,18 +95,18 @@ class Engine:
         schedulers = Schedulers(
             self.actions, keys, zone=options.scheduler_zone, clock_offset_ms=options.clock_offset_ms
         )
-        self.runs = Runs(
+        self.runs = JobRuns(
             *(keys.name, setup.name, options, setup.policy, self._reports, run, suspects, schedulers),
             opens_sealed=sealer is not None,
             survives_jobs=setup.runner.survives_jobs,
         )
-        self._settling = Settling(
+        self._settling = JobSettling(
             *(keys, options.lock_ms, self.actions, self.door, setup.dead_letters, self._reports, self.runs),
             on_end=setup.runner.on_end,
             tally=setup.tally,
         )
         read_door = Door(connection, client_name(keys.prefix, keys.name, setup.name), key=keys.base)
-        self.driver = Driver(
+        self.driver = PumpDriver(
             Parts(
                 *(self.door, read_door, keys, connection.clock, self.actions),
                 *(self._new_exchange, self.runs, self._settling, self._reports, setup.runner.batches),

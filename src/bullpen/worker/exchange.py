@@ -46,14 +46,14 @@ _ALL_DONE: Final = b",".join([b"0"] * MOST_JOBS)
 _STC, _DEFA, _RJK = (_FIELDS.index(name) - 2 for name in (b"stc", b"defa", b"rjk"))
 
 
-class Settlement(NamedTuple):
+class JobSettlement(NamedTuple):
     """A finished job and what became of it."""
 
     job: Job
     outcome: Outcome
 
 
-new_settlement = maker(Settlement)
+new_settlement = maker(JobSettlement)
 
 
 class ExchangeReply(NamedTuple):
@@ -115,12 +115,14 @@ class Exchange:
         self.is_unanswered = False
         """A poll behind a blocked read was sent, and nobody knows yet what became of it."""
 
-    async def run(self, settlements: list[Settlement], take: int) -> ExchangeReply:
+    async def run(self, settlements: list[JobSettlement], take: int) -> ExchangeReply:
         """One exchange, repeated until it is answered. Raises ServerRefused when the script itself failed."""
         make_args = partial(self._arguments, settlements, take)
         return self._read(await self._caller.call(self._keys, make_args, queue=self._queue, deadline_s=None))
 
-    def send(self, settlements: list[Settlement], take: int, receiver: Receiver, carry: Carry | None = None) -> Flight:
+    def send(
+        self, settlements: list[JobSettlement], take: int, receiver: Receiver, carry: Carry | None = None
+    ) -> Flight:
         """Begin an exchange, at once; its end (`recover` or `take_in`) must come before the next. `carry`: see
         `Caller.send`."""
         return self._caller.send(self._keys, partial(self._arguments, settlements, take), receiver, carry)
@@ -177,7 +179,7 @@ class Exchange:
         self.is_unanswered = False
         return self._read(reply)
 
-    def _arguments(self, settlements: Sequence[Settlement], take: int, number: int) -> list[Any]:
+    def _arguments(self, settlements: Sequence[JobSettlement], take: int, number: int) -> list[Any]:
         # A token per call, not per worker: a run that lost its lock must not pass for the next run of the same job.
         self._token = f"{self._caller.id}:{number}"
         args: list[Any] = [

@@ -46,7 +46,7 @@ class Load(NamedTuple):
     """Suspects wait or run alone: nothing else is taken meanwhile."""
 
 
-class Exchange(NamedTuple):
+class SendExchange(NamedTuple):
     """Settle so many outcomes and take so many jobs, in one call."""
 
     settle: int
@@ -95,8 +95,8 @@ class Reply(NamedTuple):
     due_at: float = 0.0
 
 
-Action = Exchange | WatchLimits | Act
-_new_exchange = maker(Exchange)
+Action = SendExchange | WatchLimits | Act
+_new_exchange = maker(SendExchange)
 _NOTHING: Final[list[Action]] = []
 
 
@@ -167,7 +167,7 @@ class State(NamedTuple):
         """There may be jobs to take."""
         return self._replace(should_poll=True, polls=self.polls + 1, is_fallback=is_fallback)
 
-    def answered(self, sent: Exchange, reply: Reply) -> State:
+    def answered(self, sent: SendExchange, reply: Reply) -> State:
         """An exchange has come back."""
         in_flight, asked, should_poll, is_fallback, has_marker, read, read_polls, polls = self[:8]
         take = sent.take

@@ -34,13 +34,13 @@ from bullpen._kernel.policy import RetryPolicy
 from bullpen.errors import ConnectionLost, CorruptJob, JobLockLost, NotJson
 from bullpen.queue.job import Job
 from bullpen.wire.cancels import cancel_text, reason_in
-from bullpen.worker.exchange import Settlement, new_settlement
+from bullpen.worker.exchange import JobSettlement, new_settlement
 from bullpen.worker.handlers import Run
 from bullpen.worker.options import WorkerOptions
 from bullpen.worker.reports import Reports
 from bullpen.worker.scheduler import Back, Schedulers, Skipped
 from bullpen.worker.sealed import Unopened
-from bullpen.worker.suspects import Suspects, Verdict, is_suspect
+from bullpen.worker.suspects import Suspects, SuspectVerdict, is_suspect
 
 _NULL: Final = Completed(b"null")
 
@@ -53,7 +53,7 @@ class GivenUp(Enum):
     CLOSING = "closing"
 
 
-class Runs:
+class JobRuns:
     """Of one worker."""
 
     on_settled: Callable[[], None]
@@ -89,7 +89,7 @@ class Runs:
         self.running: dict[Job, asyncio.Task[None]] = {}
         self.locked: dict[str, Job] = {}
         """By id, every job whose lock we hold; the keepalive thread copies it."""
-        self.settled: list[Settlement] = []
+        self.settled: list[JobSettlement] = []
         """Outcomes that wait to be sent."""
         self.is_awaited = False
         """Nothing is under way that sees new outcomes by itself."""
@@ -237,9 +237,9 @@ class Runs:
         """Run a suspect when nothing else runs. None: the lock is lost, and nothing may be written."""
         with self.suspects.watched():
             verdict, deaths = await self.suspects.judge(job)
-            if verdict is Verdict.LOST:
+            if verdict is SuspectVerdict.LOST:
                 return None
-            if verdict is Verdict.CONDEMNED:
+            if verdict is SuspectVerdict.CONDEMNED:
                 times = "time" if deaths == 1 else "times"
                 reason = f"killed its worker {deaths} {times} while it ran alone (stalled {job.stalled_count} times)"
                 return Failed(reason, reason, Cause.POISON)

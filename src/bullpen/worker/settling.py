@@ -27,12 +27,12 @@ from bullpen.worker.exchange import (
     PENDING_CHILDREN,
     REFUSED,
     ExchangeReply,
-    Settlement,
+    JobSettlement,
     new_settlement,
 )
 from bullpen.worker.handlers import OnEnd
 from bullpen.worker.reports import Reports
-from bullpen.worker.runs import Runs
+from bullpen.worker.runs import JobRuns
 from bullpen.worker.tally import Tally
 
 logger = get_logger("bullpen.worker")
@@ -46,7 +46,7 @@ _CODE_TEXT: Final = {
 }
 
 
-class Settling:
+class JobSettling:
     """Of one worker."""
 
     wake: Callable[[], None]
@@ -59,7 +59,7 @@ class Settling:
         door: Door,
         dead_letters: DeadLetterWriter | None,
         reports: Reports,
-        runs: Runs,
+        runs: JobRuns,
         on_end: OnEnd | None,
         tally: Tally | None = None,
     ) -> None:
@@ -69,10 +69,10 @@ class Settling:
         self._dead_letters, self._reports, self._runs = dead_letters, reports, runs
         self.rounds = 0
         """How often outcomes were answered."""
-        self.unlocked: list[Settlement] = []
+        self.unlocked: list[JobSettlement] = []
         """Their locks had run out when they were to be settled."""
 
-    def on_codes(self, settlements: list[Settlement], reply: ExchangeReply) -> None:
+    def on_codes(self, settlements: list[JobSettlement], reply: ExchangeReply) -> None:
         self.rounds += 1
         is_told, locked, on_end = self._reports.are_wanted("completed"), self._runs.locked, self._on_end
         if (tally := self._tally) is not None:

@@ -22,7 +22,7 @@ from bullpen.wire.keys import QueueKeys
 STALLS_THAT_MAKE_A_SUSPECT: Final = 2
 
 
-class Verdict(StrEnum):
+class SuspectVerdict(StrEnum):
     """What `judge_suspect.lua` says."""
 
     SUSPECT = "suspect"
@@ -69,10 +69,10 @@ class Suspects:
             self.waiting -= 1
             self.have_ended = True
 
-    async def judge(self, job: Job) -> tuple[Verdict, int]:
+    async def judge(self, job: Job) -> tuple[SuspectVerdict, int]:
         """What is known of a job that was just taken, and how many of its runs alone ended with their worker."""
         verdict, deaths = await self._evaluate("judge_suspect", job, self._max_deaths or 0)
-        return Verdict(verdict.decode()), deaths
+        return SuspectVerdict(verdict.decode()), deaths
 
     @asynccontextmanager
     async def alone(self, job: Job, running: Callable[[], int]) -> AsyncIterator[bool]:

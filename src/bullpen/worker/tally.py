@@ -16,7 +16,7 @@ from bullpen.queue.history import DONE, FAILED, RETRIED, RUN, SAMPLED, WAIT, buc
 from bullpen.queue.job import Job
 from bullpen.wire.cancels import reason_in
 from bullpen.worker.exchange import DONE as IS_DONE
-from bullpen.worker.exchange import Settlement
+from bullpen.worker.exchange import JobSettlement
 
 BUDGET: Final = 500
 """Jobs that are looked at between two calls of `take`."""
@@ -37,7 +37,7 @@ class Tally:
         self._left = self._budget = budget
         self._by_name: dict[str, Counts] = {}
 
-    def note(self, settlements: Sequence[Settlement], codes: Sequence[int], now_ms: int) -> None:
+    def note(self, settlements: Sequence[JobSettlement], codes: Sequence[int], now_ms: int) -> None:
         """One answer of the server. Those that did not simply succeed come to `note_other` too."""
         self._settled += len(settlements)
         if self._left > 0:

@@ -222,7 +222,7 @@ def _question(number: int, job: int, action: str, args: tuple[Any, ...]) -> Mess
     return {"kind": "ask", "number": number, "job": job, "action": action, "args": args}
 
 
-class Run:
+class ChildRun:
     """What was sent to be run here: a job, or several for one call of the handler."""
 
     def __init__(self, message: Message, parent: LoopParent | PlainParent) -> None:
@@ -400,10 +400,10 @@ async def _serve_on_loop(
 
 async def _run_on_loop(link: socket.socket, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
     messages = await LoopLink.open(link)
-    running: dict[asyncio.Task[None], Run] = {}  # held here, or the loop might forget it; never more than one
+    running: dict[asyncio.Task[None], ChildRun] = {}  # held here, or the loop might forget it; never more than one
     parent = LoopParent(messages)
 
-    async def serve(run: Run) -> None:
+    async def serve(run: ChildRun) -> None:
         try:
             result = await run_async(handler, run.subject, None)
         except asyncio.CancelledError as error:
@@ -422,7 +422,7 @@ async def _run_on_loop(link: socket.socket, handler: Callable[[Any], Any], limit
         elif message["kind"] == "run":
             limits.begin_job()
             parent = LoopParent(messages)
-            run = Run(message, parent)
+            run = ChildRun(message, parent)
             task = asyncio.create_task(serve(run))
             running[task] = run
             task.add_done_callback(running.pop)
@@ -436,7 +436,7 @@ def _surroundings(around: Around, handler: Callable[[Any], Any], setup: Message)
     return around.surroundings(handler, setup["queue"], batches=setup["batches"])
 
 
-RunHere = Callable[[Run, PlainParent], Result]
+RunHere = Callable[[ChildRun, PlainParent], Result]
 
 
 def _serve_plainly(setup: Message, link: BlockingLink, handler: Callable[[Any], Any], limits: ChildLimits) -> None:
@@ -469,7 +469,7 @@ def _run_plainly(link: BlockingLink, call: RunHere, limits: ChildLimits) -> None
             return
         limits.begin_job()
         parent = PlainParent(link)
-        run = Run(message, parent)
+        run = ChildRun(message, parent)
         parent.jobs = run.jobs
         for job in run.jobs:
             job.bind(run_plainly)
@@ -477,7 +477,7 @@ def _run_plainly(link: BlockingLink, call: RunHere, limits: ChildLimits) -> None
 
 
 def _run_surrounded(
-    loop: asyncio.AbstractEventLoop, surroundings: Surroundings, run: Run, parent: PlainParent
+    loop: asyncio.AbstractEventLoop, surroundings: Surroundings, run: ChildRun, parent: PlainParent
 ) -> Result:
     """What is around the handler on the loop, in one task; the handler in between, while the loop stands still."""
     context = contextvars.copy_context()
@@ -496,7 +496,7 @@ def _run_surrounded(
     return loop.run_until_complete(task)
 
 
-def _run_here(handler: Callable[[Any], Any], run: Run, parent: PlainParent) -> Result:
+def _run_here(handler: Callable[[Any], Any], run: ChildRun, parent: PlainParent) -> Result:
     """In the main thread. Meanwhile SIGTERM raises CancelledError in the handler, if the parent says that it is meant.
     Once: what the handler does then to clean up is not disturbed."""
     global _on_sigterm

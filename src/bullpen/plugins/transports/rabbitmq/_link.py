@@ -36,7 +36,13 @@ from bullpen._kernel.logs import calming
 from bullpen.errors import BullpenError, ConnectionLost, NotTakenNow, ServerRefused
 from bullpen.plugins._reports import MessagingReports
 from bullpen.plugins.transports.rabbitmq._frames import GuardedStream
-from bullpen.plugins.transports.rabbitmq.topology import Declaration, DeclaredQueue, Exchange, QueueBinding, Topology
+from bullpen.plugins.transports.rabbitmq.topology import (
+    AmqpExchange,
+    Declaration,
+    DeclaredQueue,
+    QueueBinding,
+    Topology,
+)
 
 T = TypeVar("T")
 
@@ -385,7 +391,7 @@ class Link:
         channel = await connection.channel(publisher_confirms=False)
         for one in declarations:
             match one:
-                case Exchange(name, kind):
+                case AmqpExchange(name, kind):
                     await channel.declare_exchange(name, kind, durable=True)
                 case DeclaredQueue(name, arguments):
                     await channel.declare_queue(name, durable=True, arguments=dict(arguments))

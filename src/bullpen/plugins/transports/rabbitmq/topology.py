@@ -19,10 +19,10 @@ from bullpen._kernel.duration import check_int, is_text
 from bullpen.errors import InvalidOption, require
 
 __all__ = [
+    "AmqpExchange",
     "Declaration",
     "DeclaredQueue",
     "DelayLadder",
-    "Exchange",
     "QueueBinding",
     "QueueSpec",
     "Topology",
@@ -37,7 +37,7 @@ _MOST_BROWSED: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class AmqpExchange:
     name: str
     kind: Literal["topic", "direct"]
 
@@ -60,7 +60,7 @@ class QueueBinding:
     to_exchange: str | None = None
 
 
-Declaration = Exchange | DeclaredQueue | QueueBinding
+Declaration = AmqpExchange | DeclaredQueue | QueueBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +152,10 @@ class DelayLadder:
         return f"{self._base}.{self.unit_ms << level}" if level >= 0 else self.exit
 
     def declarations(self) -> Iterator[Declaration]:
-        yield Exchange(self.exit, "topic")
+        yield AmqpExchange(self.exit, "topic")
         for level in range(self.levels):
             name, below = self._rung(level), self._rung(level - 1)
-            yield Exchange(name, "topic")
+            yield AmqpExchange(name, "topic")
             arguments = {
                 "x-queue-type": "quorum",
                 "x-quorum-initial-group-size": 3,
@@ -241,8 +241,8 @@ class Topology:
 
     def declarations(self) -> Iterator[Declaration]:
         """What all queues share, then the listed queues."""
-        yield Exchange(self.exchange, "topic")
-        yield Exchange(self.dead_letter_exchange, "direct")
+        yield AmqpExchange(self.exchange, "topic")
+        yield AmqpExchange(self.dead_letter_exchange, "direct")
         yield from self.delays.declarations()
         for spec in self.queues:
             yield from self.declarations_of(spec)
