@@ -50,11 +50,7 @@ from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
-<<<<<<< HEAD
-from bullpen.outbox.runs import LONGEST_S, RowRuns
-=======
 from bullpen.outbox.runs import LONGEST_S, KeyRuns
->>>>>>> main
 from bullpen.outbox.shares import Shares
 
 _log = get_logger("bullpen.outbox")
@@ -166,11 +162,7 @@ class Dispatcher:
         self._senders: Counter[str] = Counter()
         self._spare: dict[str, asyncio.Task[None]] = {}
         """Senders that have not begun yet, by type."""
-<<<<<<< HEAD
-        self._runs = RowRuns(store, self._shares)
-=======
         self._runs = KeyRuns(store, self._shares)
->>>>>>> main
         self._gives_up_at: defaultdict[str, float] = defaultdict(float)
         """When a line of an ordering key next leaves its place to others that wait, by type."""
         self._unsettled = 0

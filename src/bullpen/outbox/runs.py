@@ -21,11 +21,7 @@ from bullpen.outbox.routing import Route
 from bullpen.outbox.shares import Shares
 from bullpen.ports.channel import WhenUnknown, when_unknown
 
-<<<<<<< HEAD
-__all__ = ["LONGEST_S", "RowRuns"]
-=======
 __all__ = ["LONGEST_S", "KeyRuns"]
->>>>>>> main
 
 _LONGEST: Final = 20
 """Rows behind the claimed one: so many are sent again if the process dies."""
@@ -38,11 +34,7 @@ _CAREFUL: Final = 2 * _LONGEST
 _MOST_KEYS: Final = 10_000
 
 
-<<<<<<< HEAD
-class RowRuns:
-=======
 class KeyRuns:
->>>>>>> main
     """What one dispatcher knows about ordering keys."""
 
     def __init__(self, store: OutboxRepository, shares: Shares) -> None:
