@@ -103,6 +103,9 @@ def verdicts(results: Results) -> Table:
     ]
 
 
+SERVICES = "Options, large payloads and idle queues"
+
+
 def sections(results: Results) -> list[tuple[str, Table]]:
     """All tables that have at least one row."""
     many = f"{loaded.ACTIVE:,} active and {loaded.WAITING:,} waiting jobs"
@@ -114,6 +117,7 @@ def sections(results: Results) -> list[tuple[str, Table]]:
         ("Growth", our_own(results, _GROWTH)),
         ("What promises cost", our_own(results, _COSTS)),
         (f"Latencies beside {many}", loaded_latencies(results)),
+        (SERVICES, results.services),
         ("Targets", verdicts(results)),
     ]
     return [(title, table) for title, table in made if len(table) > 1]
@@ -138,6 +142,10 @@ def _aligned(table: Table) -> str:
 # ---- the page of the documentation ------------------------------------------------------------------------------
 
 _WORDS = {
+    SERVICES: (
+        "bullpen (asyncio) and npm `bullmq` in turn on one server. Own options: attempts, delay, priority and an id "
+        "for each job. Rates are medians; of CPU times the least of all rounds is shown."
+    ),
     "Compared": (
         "bullpen at its best (uvloop where installed) beside npm `bullmq` and the fastest Python library of each line. "
         "A ratio above 1 is better for rates, below 1 for times and memory. A dash: the library does not offer it."
@@ -183,7 +191,8 @@ def markdown(results: Results) -> str:
         "![All results as bars](performance.svg)",
     ]
     for title, table in sections(results):
-        parts += [f"## {title}", _WORDS.get(title, ""), _markdown_table(table)]
+        words = _WORDS.get(title, "") + (f" Measured on {results.services_when}." if title == SERVICES else "")
+        parts += [f"## {title}", words, _markdown_table(table)]
     parts += ["## How it is measured", _HOW, "## Repeat it", _REPEAT, "## Measure your own server", _YOURS]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -209,7 +218,8 @@ _REPEAT = """\
 `make bench` installs all libraries into environments of their own under `.venvs` and runs everything, which takes more
 than an hour; `.venv/bin/python -m benchmarks --quick` takes minutes. `--only drain_one latency` and `--contestants
 bullpen node` choose; `--help` tells the rest. `.venv/bin/python -m benchmarks.lateness` measures how late delayed
-jobs, retries and scheduler runs begin on an idle queue.
+jobs, retries and scheduler runs begin on an idle queue, `.venv/bin/python -m benchmarks.services` the adds with
+options, the large payloads and the idle queues.
 
 What does not depend on time is guarded by tests: the commands that the server runs per job, and the instructions of our
 own code per job, are compared with recorded numbers."""

@@ -45,6 +45,9 @@ class Results:
     """Parts were measured at different times: ratios between them mean less."""
     rounds_of: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """Every single value behind the medians."""
+    services: list[list[str]] = field(default_factory=list)
+    """What `benchmarks.services` found, as the table that is shown."""
+    services_when: str = ""
 
     def add(self, workload: str, contestant: str, outcomes: list[Outcome]) -> None:
         """Take the medians of one contestant's rounds at one workload."""

@@ -413,6 +413,15 @@ class TestStalledCheck:
         await asyncio.gather(*(one.worker.close() for one in workers))
         await connection.aclose()
 
+    async def test_workers_of_a_loop_ask_it_together_whether_it_answers(self, kit: Kit) -> None:
+        """Each question wakes the loop; two hundred idle workers woke it 800 times a second."""
+        told = [await kit.work(nothing) for _ in range(3)]
+
+        pulses = {id(engine_of(one)._held.pulse) for one in told}
+
+        assert len(pulses) == 1
+        assert engine_of(told[0])._held.lag_s < 60
+
     async def test_an_id_without_a_job_is_dropped_and_frees_its_place(self, kit: Kit) -> None:
         """With a global concurrency a ghost in `active` would hold a slot for ever; idle workers must hear of it."""
         kit.redis.hset(kit.base + "meta", "concurrency", 1)

@@ -224,7 +224,9 @@ OPEN = {
         ),
         "arguments of whichever task it is",
     ),
+    "BatchTask.call_with": "what the worker found for whichever parameters there are",
     "AnyTransport.on": "fields of whichever binding the name stands for",
+    "BatchTask.call_with": "what is found for the function's other parameters, whichever they are",
     "TenantRuns.audit": "what a line of the audit shall show",
     "log": "what a line of the log shall show",
 }

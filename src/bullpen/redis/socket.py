@@ -28,6 +28,7 @@ NOT_YET: Final = object()
 UNREADABLE: Final = hiredis.HiredisError
 """What a reader raises for bytes that are no reply."""
 _WATCH_EVERY_S: Final = 0.5
+_LONGEST_WATCH_S: Final = 2.0
 _READ_BYTES: Final = 65_536
 """asyncio makes room for 256 KiB for each read. That is so much that the C library gets it from the system and gives it
 back each time, which cost a short command more than the rest of the reading (a job and its result on an idle queue:
@@ -347,7 +348,15 @@ class Wire(asyncio.Protocol):
                 give_back()
             self._was_large, self._is_large = self._is_large, False
             self._ping_if_idle()
-            self._watch = self._loop.call_later(_WATCH_EVERY_S, self._look_for_silence)
+            self._watch = self._loop.call_later(self._until_next_look_s(), self._look_for_silence)
+
+    def _until_next_look_s(self) -> float:
+        """A blocked read may be answered late: no need to look twice a second at each of hundreds. Not as late as its
+        end, because it may be answered early, and what is asked behind it has less time; nor later than a ping."""
+        if not self._waiting:
+            return _WATCH_EVERY_S
+        left_s = min(self._waiting[0][1] - monotonic(), self._ping_every_s, _LONGEST_WATCH_S)
+        return max(_WATCH_EVERY_S, left_s)
 
     def _ping_if_idle(self) -> None:
         """A firewall forgets a connection that is idle for long, and tells nobody: the next command would only fail

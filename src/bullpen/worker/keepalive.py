@@ -75,8 +75,8 @@ class Held:
     """Of the connection, when we last asked where its server is."""
     next_renewal: float = 0.0
     next_check: float = 0.0
-    asked_at: float = 0.0
-    answered_at: float = field(default_factory=time.monotonic)
+    pulse: Pulse | None = None
+    """Of its loop, once it is registered."""
     told_lag: bool = False
     hung: bool = False
     reached_at: float = field(default_factory=time.monotonic)
@@ -94,13 +94,33 @@ class Held:
             self.wary_until = at + self.lock_ms / 3000 + 1.0
         self.reached_at = max(at, self.reached_at)
 
-    def answer(self) -> None:
-        self.answered_at = time.monotonic()
-
     @property
     def lag_s(self) -> float:
         """How long the loop has not answered; 0 when it has nothing to answer."""
-        return time.monotonic() - self.asked_at if self.asked_at > self.answered_at else 0.0
+        return 0.0 if self.pulse is None else self.pulse.lag_s
+
+
+class Pulse:
+    """Whether a loop answers: asked once for all workers in it, since each question wakes it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asked_at, self._answered_at = 0.0, time.monotonic()
+
+    def ask(self) -> None:
+        if not self._loop.is_running():
+            self._asked_at = 0.0  # it ended, or stands between two runs: no handler blocks it
+        elif self.lag_s == 0.0:
+            self._asked_at = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # it was closed in this moment
+                self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._answered_at = time.monotonic()
+
+    @property
+    def lag_s(self) -> float:
+        return time.monotonic() - self._asked_at if self._asked_at > self._answered_at else 0.0
 
 
 class Keepalive:
@@ -124,6 +144,8 @@ class Keepalive:
         now = held.reached_at = time.monotonic()
         held.next_renewal, held.next_check = now + held.lock_ms / 4000, now
         with self._changed:
+            known = (other.pulse for other in self._held if other.loop is held.loop)
+            held.pulse = next(known, None) or Pulse(held.loop)
             self._held.append(held)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="bullpen-keepalive", daemon=True)
@@ -156,6 +178,8 @@ class Keepalive:
                     self._homes.clear()
                     return
                 due = list(self._held)
+            for pulse in {id(held.pulse): held.pulse for held in due if held.pulse is not None}.values():
+                pulse.ask()
             for held in due:
                 if held.loop.is_closed():  # without its worker: nobody runs these jobs any more, others may
                     with self._changed, contextlib.suppress(ValueError):
@@ -182,16 +206,11 @@ class Keepalive:
                 self._changed.notify_all()
 
     def _watch_loop(self, held: Held) -> None:
-        if not held.loop.is_running():
-            held.asked_at = 0.0  # it ended, or stands between two runs: no handler blocks it
-            return
         lag_s = held.lag_s
-        if lag_s == 0.0:
+        if lag_s <= min(LAG_WORTH_TELLING_S, held.max_block_ms / 1000):
             if held.told_lag or held.hung:
                 held.told_lag = held.hung = False
                 logger.warning("queue %r: the event loop answers again", held.keys.name)
-            held.asked_at = time.monotonic()
-            self._tell(held, held.answer)
         elif lag_s > held.max_block_ms / 1000 and not held.hung:
             held.hung = True
             logger.error(
