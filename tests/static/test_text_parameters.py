@@ -37,9 +37,9 @@ MADE_BY_US = {
     ),
     # Between parts of bullpen: the engine and its stores, a transport that tells what it can do, calls of scripts.
     *("Change.__init__", "MessageChange.cancel", "Features.__init__", "SqlEntities.read", "DirectStore.read"),
-    *("Shares.lanes", "wants"),
+    *("Shares.lanes", "wants", "ServerFacts.__init__"),
     *("Door.call_two", "Door.evaluate", "Door.evaluate_soon"),
-    *("Desk.audit", "check_host", "PageRoute.match", "job_view", "overview_view", "verdict_of"),
+    *("Desk.audit", "check_host", "PageRoute.__init__", "PageRoute.match", "job_view", "overview_view", "verdict_of"),
     *("RedisEntities.read", "DurableCalls.call", "note_late_wakeup", "SqlMessages.planning", "parts_of"),
     # A blocking face hands on what it gets to the asynchronous class, which is checked.
     "QueueFace.jobs_at",

@@ -18,7 +18,7 @@ from bullpen.queue.places import lines_of
 from bullpen.redis import Connection
 from bullpen.wire.records import JobRecord
 
-__all__ = ["QueueFacts", "ServerFacts"]
+__all__ = ["QueueFacts", "Sampled", "ServerFacts", "is_readable"]
 
 SAMPLE: Final = 100
 _LONG_BYTES: Final = 256 * 1024

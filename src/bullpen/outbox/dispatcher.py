@@ -50,7 +50,7 @@ from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
-from bullpen.outbox.runs import Runs
+from bullpen.outbox.runs import KeyRuns
 from bullpen.outbox.shares import Shares
 
 _log = get_logger("bullpen.outbox")
@@ -118,7 +118,7 @@ class DispatcherOptions:
 
 
 class Dispatcher:
-    """Runs until closed. May be entered for a block instead, and then ticks when it is told to.
+    """KeyRuns until closed. May be entered for a block instead, and then ticks when it is told to.
 
     `commits` gives a stream of wake-ups (`Ledger.commits`); without one only the interval helps. `is_notified`: whoever
     stores rows notifies, so what only the interval finds is a late wake-up.
@@ -162,7 +162,7 @@ class Dispatcher:
         self._senders: Counter[str] = Counter()
         self._spare: dict[str, asyncio.Task[None]] = {}
         """Senders that have not begun yet, by type."""
-        self._runs = Runs(store, self._shares)
+        self._runs = KeyRuns(store, self._shares)
         self._gives_up_at: defaultdict[str, float] = defaultdict(float)
         """When a line of an ordering key next leaves its place to others that wait, by type."""
         self._unsettled = 0

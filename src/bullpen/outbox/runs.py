@@ -22,7 +22,7 @@ from bullpen.outbox.routing import Route
 from bullpen.outbox.shares import Shares
 from bullpen.ports.channel import WhenUnknown, when_unknown
 
-__all__ = ["Runs"]
+__all__ = ["KeyRuns"]
 
 _LONGEST: Final = 20
 """Rows behind the claimed one: so many are sent again if the process dies."""
@@ -35,7 +35,7 @@ _CAREFUL: Final = 2 * _LONGEST
 _MOST_KEYS: Final = 10_000
 
 
-class Runs:
+class KeyRuns:
     """What one dispatcher knows about ordering keys."""
 
     def __init__(self, store: OutboxRepository, shares: Shares) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "WorkerInfo",
     "find_queues",
     "list_jobs",
+    "workers_in",
 ]
 
 _SCAN_COUNT: Final = 1_000

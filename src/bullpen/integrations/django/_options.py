@@ -14,14 +14,14 @@ from urllib.parse import quote, urlencode
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-__all__ = ["Options", "ledger_url", "options"]
+__all__ = ["DjangoOptions", "ledger_url", "options"]
 
 _NOT_LIBPQ: Final = frozenset({"assume_role", "isolation_level", "pool", "server_side_binding"})
 """Options of Django's PostgreSQL backend that are none of the database's client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DjangoOptions:
     """`BULLPEN = {...}`: the names of the fields, in capitals."""
 
     app: str | None = None
@@ -41,16 +41,16 @@ class Options:
 
 
 @cache
-def options() -> Options:
+def options() -> DjangoOptions:
     """What the project says."""
     given: Mapping[str, Any] = getattr(settings, "BULLPEN", {})
-    names = {name.upper(): name for name in Options.__slots__}
+    names = {name.upper(): name for name in DjangoOptions.__slots__}
     for name, value in given.items():
         if name not in names:
             raise ImproperlyConfigured(f"BULLPEN[{name!r}] is not known; there are {', '.join(sorted(names))}")
         if value is not None and not isinstance(value, str):
             raise ImproperlyConfigured(f"BULLPEN[{name!r}] must be a text, not {value!r}")
-    made = Options(**{names[name]: value for name, value in given.items()})
+    made = DjangoOptions(**{names[name]: value for name, value in given.items()})
     if made.outbox is not None and made.outbox not in settings.DATABASES:
         raise ImproperlyConfigured(f"BULLPEN['OUTBOX'] is {made.outbox!r}, which is no alias in DATABASES")
     if made.app is not None and (made.redis_url or made.prefix):
