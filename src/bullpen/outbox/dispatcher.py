@@ -50,7 +50,7 @@ from bullpen.outbox._logs import log
 from bullpen.outbox.delivery import UNKNOWN_TYPE, OutboxDeliveries, judge_lost
 from bullpen.outbox.queues import OutboxQueues, Placed
 from bullpen.outbox.routing import Route, Router, queue_name
-from bullpen.outbox.runs import LONGEST_S, KeyRuns
+from bullpen.outbox.runs import KeyRuns
 from bullpen.outbox.shares import Shares
 
 _log = get_logger("bullpen.outbox")
@@ -539,8 +539,8 @@ class Dispatcher:
             try:
                 if await self._send(row, route, until, sent) and row.ordering_key is not None:
                     for each in await self._runs.behind(row, route):
-                        is_long = time.monotonic() - began > LONGEST_S
-                        if is_long or self._is_closing or not await self._send(each, route, until, sent):
+                        is_over = self._is_closing or self._runs.is_over(began)
+                        if is_over or not await self._send(each, route, until, sent):
                             break
             finally:
                 self._under_way[integration_type] -= 1

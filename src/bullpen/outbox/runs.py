@@ -11,6 +11,7 @@ kills its process is soon alone with it. Elsewhere: reading and settling them (`
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from typing import Final
 
@@ -21,11 +22,11 @@ from bullpen.outbox.routing import Route
 from bullpen.outbox.shares import Shares
 from bullpen.ports.channel import WhenUnknown, when_unknown
 
-__all__ = ["LONGEST_S", "KeyRuns"]
+__all__ = ["KeyRuns"]
 
 _LONGEST: Final = 20
 """Rows behind the claimed one: so many are sent again if the process dies."""
-LONGEST_S: Final = 0.1
+_LONGEST_S: Final = 0.1
 """So that outcomes are written soon, and others have their turn: with a slow target a run is one row."""
 _PROVEN: Final = 2
 """Rows that were followed by another, until those behind are read: for short keys it would be a question too many."""
@@ -50,6 +51,10 @@ class KeyRuns:
             return await self._store.followers(row, _LONGEST)
         except DatabaseUnavailable:
             return []
+
+    def is_over(self, began: float) -> bool:
+        """Whether a run that began then is long enough."""
+        return time.monotonic() - began > _LONGEST_S
 
     def settled(self, row: OutboxRow, settled: SettledRow | None) -> None:
         """Note how a row, or a run, ended."""
