@@ -149,11 +149,15 @@ async def fill(url: str, size: int, jobs: int) -> None:
             await queue.add("bench", {"p": "x" * size})
 
 
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
+
+
 def row(title: str, unit: str, found: dict[str, dict[str, list[float]]], name: str, wanted: str = "–") -> Row:
     """A line of the table. Of times the least counts, of anything else the median."""
     choose = min if name in ("client", "server") else statistics.median
     ours, theirs = (choose(found[side][name]) for side in SIDES)
-    return [title, unit, f"{ours:,.4g}", f"{theirs:,.4g}", f"{ours / theirs:.2f}x" if theirs else "–", wanted]
+    return [title, unit, shown(ours), shown(theirs), f"{ours / theirs:.2f}x" if theirs else "–", wanted]
 
 
 def measure(bench: Bench, queues: int) -> list[Row]:

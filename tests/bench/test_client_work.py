@@ -24,7 +24,7 @@ RECORDED = {
     "in_flight": 302,
     "bulk_own": 455,
     "in_flight_own": 520,
-    "one_by_one": 636,
+    "one_by_one": 638,
     "drain": 493,
     "failure": 2975,
     "ask": 3450,

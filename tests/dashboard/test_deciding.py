@@ -191,6 +191,7 @@ async def test_parked_events_are_tried_again_or_skipped(app: Bullpen) -> None:
         *await visit(app, Visitor("v"), "/parked"),
     ]
     assert "KeyError" in listed.text and "order.paid" in listed.text
+    assert 'href="/parked">projector' in (await visit(app, OPERATOR, "/"))[0].text, "the verdict leads there"
     assert "sk_live_1" not in one.text and "order" in one.text
     assert "no json" in broken.text
     assert "KeyError" not in poor.text, "errors are payload"

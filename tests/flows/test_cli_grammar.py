@@ -8,19 +8,48 @@ from collections.abc import Iterator
 import pytest
 
 from bullpen.cli.commands import tree
-from bullpen.cli.tree import Command, GroupCommand
+from bullpen.cli.tree import ClickCommand, GroupCommand
 
 pytestmark = pytest.mark.requirement("X-40")
 
-WITHOUT_NOUN = {"bench", "completion", "dashboard", "demo", "doctor", "exporter", "migrate", "run", "serve", "top"}
+AnyCommand = GroupCommand | ClickCommand
+WITHOUT_NOUN = {
+    "bench",
+    "completion",
+    "dashboard",
+    "demo",
+    "doctor",
+    "exporter",
+    "init",
+    "mark",
+    "migrate",
+    "run",
+    "serve",
+    "shell",
+    "top",
+}
 """Programs, and commands about the installation as a whole."""
 VERBS = {
     *("add", "backfill", "cancel", "change", "check", "clean", "confirm", "disable", "discard", "drain", "edit"),
     *("enable", "explain", "follow", "grant", "import", "lint", "list", "obliterate", "pause", "plan", "preview"),
-    *("promote", "redrive", "remove", "replay", "restore", "resume", "retry", "run", "send", "set", "show"),
-    *("simulate", "skip", "start", "stop", "sweep", "test"),
+    *(
+        "promote",
+        "redrive",
+        "remove",
+        "replay",
+        "restore",
+        "reseal",
+        "resume",
+        "retry",
+        "rotate",
+        "run",
+        "send",
+        "set",
+        "show",
+    ),
+    *("silence", "simulate", "skip", "start", "stop", "sweep", "test", "unsilence"),
 }
-VIEWS = {"diagram", "groups", "history", "logs", "stats"}
+VIEWS = {"attempts", "diagram", "groups", "history", "logs", "stats"}
 """What a command shows, where `show` alone would not say which."""
 SINGULAR = {"config", "outbox", "parked"}
 PRIVATE = re.compile(
@@ -30,18 +59,20 @@ PRIVATE = re.compile(
 """Words that a reader must decode; the glossary has those that the field uses."""
 
 
-def every(group: GroupCommand | Command, *before: str) -> Iterator[tuple[tuple[str, ...], GroupCommand | Command]]:
+def every(
+    group: GroupCommand | ClickCommand, *before: str
+) -> Iterator[tuple[tuple[str, ...], GroupCommand | ClickCommand]]:
     if before:
         yield before, group
     if isinstance(group, GroupCommand):
         for name in group.list_commands(None):  # type: ignore[arg-type]  # it asks for none
             found = group.get_command(None, name)  # type: ignore[arg-type]
-            assert isinstance(found, (GroupCommand, Command))
+            assert isinstance(found, (GroupCommand, ClickCommand))
             yield from every(found, *before, name)
 
 
 ALL = dict(every(tree()))
-LEAVES = [words for words, command in ALL.items() if isinstance(command, Command)]
+LEAVES = [words for words, command in ALL.items() if isinstance(command, ClickCommand)]
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)

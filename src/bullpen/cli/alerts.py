@@ -48,21 +48,23 @@ async def silence(
     at: OnServer,
     rule: RuleArgument,
     subject: SubjectArgument,
-    reason: Annotated[str, Option(metavar="TEXT", help="Why; whoever looks next sees it.")],
-    for_: Annotated[str, Option("--for", metavar="TIME", help="So long: 30m, 2h, 1d.")] = "2h",
+    reason: Annotated[str, Option(metavar="TEXT", help="Why; others see it on the page of the incident.")] = "",
+    for_: Annotated[str, Option("--for", metavar="TIME", help="Duration: 30m, 2h, 1d.")] = "2h",
     by: ByOption = None,
 ) -> None:
-    """Tell nobody again of an open incident for a time; the next incident of the kind is told."""
+    """Send no alerts about an open incident for a time. The next incident of the same rule and subject is sent."""
     until = datetime.now(UTC) + duration("--for", for_)
+    if not reason.strip():
+        raise WrongCommand("say why: --reason TEXT")
     await _silence(at, rule, subject, until, by, reason)
     at.say({"rule": rule, "subject": subject, "silencedUntil": until}, f"silenced until {at.when(until)}")
 
 
 @app.command()
 async def unsilence(at: OnServer, rule: RuleArgument, subject: SubjectArgument, by: ByOption = None) -> None:
-    """Tell again of an incident that was silenced."""
+    """Send alerts again about an incident that was silenced."""
     await _silence(at, rule, subject, None, by, "")
-    at.say({"rule": rule, "subject": subject, "silencedUntil": None}, "people are told again")
+    at.say({"rule": rule, "subject": subject, "silencedUntil": None}, "alerts are sent again")
 
 
 async def _silence(at: OnServer, rule: str, subject: str, until: datetime | None, by: str | None, reason: str) -> None:

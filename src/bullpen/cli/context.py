@@ -23,7 +23,7 @@ import click
 from bullpen._kernel.printable import printable
 from bullpen.cli import show
 from bullpen.cli.show import Column, Record
-from bullpen.cli.tree import Option, Options
+from bullpen.cli.tree import Option, OptionGroup
 
 if TYPE_CHECKING:
     from bullpen.app import Bullpen
@@ -72,7 +72,7 @@ HttpPublicOption = Annotated[bool, Option("--http-public", help="Allow an addres
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output(Options):
+class Output(OptionGroup):
     """A command that only prints."""
 
     as_json: JsonOption = False
@@ -238,7 +238,7 @@ class OnBoth(OnServer, OnLedger):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceOptions(Options):
+class ServiceOptions(OptionGroup):
     """A program that stays, and logs."""
 
     http_public: HttpPublicOption = False

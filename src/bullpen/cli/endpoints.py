@@ -34,7 +34,7 @@ RateMsOption = Annotated[int, Option(min=1, max=86_400_000, help="What --rate co
 SecretOption = Annotated[
     str | None, Option("--secret", metavar="FILE", help="File that holds the secret, - for stdin; else one is made.")
 ]
-ReasonOption = Annotated[str, Option(metavar="TEXT", help="Why; whoever wonders later will read it.")]
+ReasonOption = Annotated[str, Option(metavar="TEXT", help="Reason, shown to others later.")]
 
 
 @app.command("list")

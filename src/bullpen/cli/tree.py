@@ -22,13 +22,13 @@ import click
 
 __all__ = [
     "Argument",
-    "Command",
+    "ClickCommand",
     "Complete",
     "Group",
     "GroupCommand",
     "LazyCommand",
     "Option",
-    "Options",
+    "OptionGroup",
     "Parameter",
     "make",
 ]
@@ -66,7 +66,7 @@ class Argument(Option):
         super().__init__(help=help, metavar=metavar, min=min, complete=complete)
 
 
-class Options:
+class OptionGroup:
     """Base of all contexts: dataclasses whose fields are options."""
 
 
@@ -229,16 +229,16 @@ def make(entry: Any, *parameters: click.Parameter) -> Any:
     """The command of a function or group, as the parser wants it. `parameters` are options of the group itself."""
     if isinstance(entry, LazyCommand) and not entry.is_group:
         entry = entry.load()
-    return GroupCommand(entry, parameters) if isinstance(entry, Group | LazyCommand) else Command(entry)
+    return GroupCommand(entry, parameters) if isinstance(entry, Group | LazyCommand) else ClickCommand(entry)
 
 
-class Command(click.Command):
+class ClickCommand(click.Command):
     """A verb: calls a function with what was parsed, and runs it to its end if it is a coroutine."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         signature = inspect.signature(function, eval_str=True)
         own = list(signature.parameters.values())
-        is_shared = bool(own) and isinstance(own[0].annotation, type) and issubclass(own[0].annotation, Options)
+        is_shared = bool(own) and isinstance(own[0].annotation, type) and issubclass(own[0].annotation, OptionGroup)
         self._function, self._context = function, own[0].annotation if is_shared else None
         self._own = [Parameter.read(each, each.annotation) for each in own[is_shared:]]
         self._shared: list[Parameter] = []
@@ -279,14 +279,14 @@ def _values(parameters: list[Parameter], parsed: dict[str, Any]) -> dict[str, An
 
 
 def _write_parameters(parameters: Iterable[Parameter], formatter: click.HelpFormatter) -> None:
-    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "OptionGroup": []}
     for each in parameters:
         if isinstance(each.given, Argument):
             rows["Arguments"].append((each.shown, each.given.help))
         elif not each.given.hidden:
             default = f" [{each.shown_default}]" if each.shown_default else ""
-            rows["Options"].append((each.shown, f"{each.given.help}{default}"))
-    rows["Options"].append(_HELP)
+            rows["OptionGroup"].append((each.shown, f"{each.given.help}{default}"))
+    rows["OptionGroup"].append(_HELP)
     for title, lines in rows.items():
         if lines:
             with formatter.section(title):
@@ -326,7 +326,7 @@ class GroupCommand(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Options"):
+        with formatter.section("OptionGroup"):
             own = [(each.opts[0], each.help or "") for each in self.params if isinstance(each, click.Option)]
             formatter.write_dl([*own, _HELP])
         with formatter.section("Commands"):

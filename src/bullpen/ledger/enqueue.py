@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel.duration import check_int
@@ -93,6 +94,11 @@ class Enqueuer:
     async def insert_records(self, connection: AsyncConnection, records: Sequence[Mapping[str, Any]]) -> list[str]:
         """Store rows that were made by the ledger itself. Returns the ids of those that were not there yet."""
         return list((await self._insert_async(async_caller(connection), records)).values())
+
+    def insert_records_sync(self, connection: sa.Connection, records: Sequence[Mapping[str, Any]]) -> list[str]:
+        """As `insert_records`, for blocking connections."""
+        caller = sync_caller(connection)
+        return list(_by_source(caller.run(self._statements(caller.dialect)[1], _encode(records))).values())
 
     # ---- inside -------------------------------------------------------------------------------------------------
 

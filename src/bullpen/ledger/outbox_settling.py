@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, assert_never
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen.errors import DatabaseUnavailable
@@ -63,7 +65,7 @@ class OutboxSettling:
         if self._database.is_postgres:
             changed = await self._settle_at_once(settlements, given, tenant_id)
         else:
-            changed = await self._settle_in_steps(given, tenant_id)
+            changed = await self._database.in_one_go(partial(self._settle_in_steps, given))
         return [_settled(settlement, changed) for settlement in settlements]
 
     async def followers(self, row: OutboxRow, most: int) -> list[OutboxRow]:
@@ -104,30 +106,33 @@ class OutboxSettling:
                 await self._unpark(ordered, changed, tenant_id)
         return changed
 
-    async def _settle_in_steps(self, given: Mapping[str, Settlement], tenant_id: str | None) -> dict[str, SettledRow]:
-        async with self._database.transaction(tenant=tenant_id) as connection:
-            batch = encode_rows(_outcome_record(settlement) for settlement in given.values())
-            found = (await connection.execute(prepared(self.sql.settle()), {"rows": batch})).all()
-            changed = {row.id: SettledRow(row.id, STATUSES[row.status], row.attempts) for row in found}
-            tried = [
-                _attempt_record(given[row.id], row.status)
-                for row in found
-                if not isinstance(given[row.id].outcome, Released)
-            ]
-            if tried:
-                await connection.execute(prepared(self.sql.log_attempts), {"rows": encode_rows(tried)})
-            ordered = [given[row.id] for row in found if row.ordering_key is not None]
-            wanted = [each for each in ordered if each.next_lease_ms]
-            if wanted:
-                records = [{"id": each.row.id, "worker": each.worker, "next_ms": each.next_lease_ms} for each in wanted]
-                rows = await connection.execute(prepared(self.sql.take_next), {"rows": encode_rows(records)})
-                taken = {(row.integration_type, row.ordering_key): row for row in map(to_row, rows)}
-                for each in wanted:
-                    follower = taken.get((each.row.integration_type, each.row.ordering_key))
-                    if follower is not None:
-                        changed[each.row.id] = changed[each.row.id]._replace(next=follower)
-            await self._unpark_after(connection, ordered, changed)
-            await self._announce(connection, given, changed)
+    def _settle_in_steps(self, given: Mapping[str, Settlement], connection: sa.Connection) -> dict[str, SettledRow]:
+        """SQLite, where claims are asked in one go too: they stand in one line with these. On connections of their own
+        the two would wait for each other by trying again and again, and what was sent stayed unsettled meanwhile."""
+        batch = encode_rows(_outcome_record(settlement) for settlement in given.values())
+        found = connection.execute(prepared(self.sql.settle()), {"rows": batch}).all()
+        changed = {row.id: SettledRow(row.id, STATUSES[row.status], row.attempts) for row in found}
+        tried = [
+            _attempt_record(given[row.id], row.status)
+            for row in found
+            if not isinstance(given[row.id].outcome, Released)
+        ]
+        if tried:
+            connection.execute(prepared(self.sql.log_attempts), {"rows": encode_rows(tried)})
+        ordered = [given[row.id] for row in found if row.ordering_key is not None]
+        wanted = [each for each in ordered if each.next_lease_ms]
+        if wanted:
+            records = [{"id": each.row.id, "worker": each.worker, "next_ms": each.next_lease_ms} for each in wanted]
+            rows = connection.execute(prepared(self.sql.take_next), {"rows": encode_rows(records)})
+            taken = {(row.integration_type, row.ordering_key): row for row in map(to_row, rows)}
+            for each in wanted:
+                follower = taken.get((each.row.integration_type, each.row.ordering_key))
+                if follower is not None:
+                    changed[each.row.id] = changed[each.row.id]._replace(next=follower)
+        if lines := _ended_lines(ordered, changed):
+            connection.execute(prepared(self.sql.unpark_next(most=len(lines))), {"rows": encode_rows(lines)})
+        if records := self._announcements(given, changed):
+            self._enqueuer.insert_records_sync(connection, records)
         return changed
 
     async def _unpark(
@@ -161,16 +166,20 @@ class OutboxSettling:
         self, connection: AsyncConnection, given: Mapping[str, Settlement], changed: Mapping[str, SettledRow]
     ) -> None:
         """Tell of new dead rows through the outbox itself, in the transaction that made them so."""
+        if records := self._announcements(given, changed):
+            await self._enqueuer.insert_records(connection, records)
+
+    def _announcements(
+        self, given: Mapping[str, Settlement], changed: Mapping[str, SettledRow]
+    ) -> list[dict[str, Any]]:
         if self._dead_letter_type is None:
-            return
+            return []
         dead = [given[row_id] for row_id, settled in changed.items() if settled.status is OutboxStatus.DEAD]
-        records = [
+        return [
             _announcement(settlement, self._dead_letter_type)
             for settlement in dead
             if not settlement.row.is_announcement
         ]
-        if records:
-            await self._enqueuer.insert_records(connection, records)
 
     async def unpark(self) -> int:
         async with self._database.transaction_without_tenant() as connection:

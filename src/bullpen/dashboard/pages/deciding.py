@@ -293,7 +293,7 @@ async def parked_event(context: Context) -> Page:
         shown = Payload(len(raw), text=scrub_lines(raw[:20_000].decode("utf-8", "replace")))
     data = shown if context.payloads else Payload(len(raw), hidden="You may not see payloads.")
     view = ParkedItem(_parked_row(found, payloads=context.payloads, whole=True), data)
-    values = {"line": command_line("projectors parked show", str(found.id))}
+    values = {"line": _parked_line("show", found.id)}
     return Page("parked_event.html", view, f"Parked event {found.id}", "outbox", values=values)
 
 
@@ -315,6 +315,10 @@ def _parked_row(each: Any, *, payloads: bool, whole: bool = False) -> ParkedRow:
     )
 
 
+def _parked_line(verb: str, number: int) -> str:
+    return command_line(f"projectors parked {verb}", str(number))
+
+
 async def _prepare_parked(context: Context) -> LedgerDeed:
     found, verb = await _parked(context), context.path["verb"]
     about, back = f"{found.event.type} {found.id}", context.url("parked")
@@ -324,7 +328,7 @@ async def _prepare_parked(context: Context) -> LedgerDeed:
             f"The projector {found.projector} tries this event once more when it runs next.",
             "It cannot be undone; an event that fails again is parked again.",
             back,
-            command_line("projectors parked retry", str(found.id)),
+            _parked_line("retry", found.id),
             refused="Somebody asked for it already." if found.retry_wanted else "",
         )
     if verb == "skip":
@@ -333,7 +337,7 @@ async def _prepare_parked(context: Context) -> LedgerDeed:
             "The event is passed over for good: nothing is made of it. Save its data first if you need it.",
             "It cannot be undone.",
             back,
-            command_line("projectors parked skip", str(found.id)),
+            _parked_line("skip", found.id),
             danger=True,
         )
     raise PageProblem(404, "There is no such action.")

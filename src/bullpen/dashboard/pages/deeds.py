@@ -39,8 +39,8 @@ class LedgerDeed(msgspec.Struct, rename="camel", frozen=True):
     """Where it is undone."""
     choice: str = ""
     """The label of what is chosen; empty: nothing is."""
-    choices: tuple[tuple[str, str], ...] = ()
-    """Values and their texts, the usual one first."""
+    choices: tuple[str, ...] = ()
+    """The usual one first."""
 
 
 Prepare = Callable[[Context], Awaitable[LedgerDeed]]

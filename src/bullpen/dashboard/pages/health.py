@@ -88,7 +88,7 @@ async def _silence(context: Context) -> LedgerDeed:
             back,
             command_line("alerts silence", rule, subject, reason="WHY"),
             undo_at=context.url("health", "incidents", rule, subject, "unsilence"),
-            choices=tuple((text, text) for text in SILENCES),
+            choices=SILENCES,
             choice="For",
         )
     if verb == "unsilence":
