@@ -129,7 +129,22 @@ USES: dict[str, Use] = {
     "outbox tenants list": Use("", r"no tenant has settings"),
     "outbox tenants set": Use("acme --weight 3", r"acme"),
     "outbox tenants remove": Use("acme", r"acme"),
-    "outbox destinations list": Use("", r"in order"),
+    "endpoints add": Use("acme https://hooks.example.com/a --event order.*", r"whsec_"),
+    "endpoints list": Use("--tenant acme", r"hooks\.example\.com"),
+    "endpoints show": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints change": Use("nothing --description x", r"expected the id of an endpoint", code=2),
+    "endpoints rotate": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints enable": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints pause": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints disable": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints remove": Use("nothing --yes", r"expected the id of an endpoint", code=2),
+    "endpoints test": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints attempts": Use("nothing", r"expected the id of an endpoint", code=2),
+    "endpoints replay": Use("nothing --label again --yes", r"expected the id of an endpoint", code=2),
+    "endpoints reseal": Use("", r"resealed: 1"),
+    "init": Use("made", r"next: cd made && bullpen run"),
+    "shell": Use("shop:app", r">>> ", typed="exit()\n"),
+    "outbox destinations list": Use("", r"no destination has a problem"),
     "outbox destinations disable": Use("webhook:partnerY --reason moving", r"disabled: webhook:partnerY"),
     "outbox destinations enable": Use("webhook:partnerZ", r"nothing was changed", code=1),
     "outbox destinations test": Use("echo:x --app shop", r"Accepted"),
@@ -259,7 +274,8 @@ def test_an_option_that_nobody_knows_gets_one_line_and_exit_code_2(command: str,
 
     assert answer.code == 2
     assert answer.out == ""
-    assert answer.err == f"bullpen: no such option '--no-such-option'; see 'bullpen {command} --help'\n"
+    told = r"bullpen: no such option '--no-such-option'(\. Did you mean '--[\w-]+'\?|;) see 'bullpen {}'\n"
+    assert re.fullmatch(told.format(re.escape(f"{command} --help")), answer.err), answer.err
 
 
 def _wrong_values() -> Iterator[tuple[str, str, str]]:

@@ -142,9 +142,6 @@ def init(
     for file, text in _FILES.items():
         braces = file in ("pyproject.toml", "README.md")
         (place / file).write_text(text.format(name=name) if braces else text, encoding="utf-8")
-    if at.as_json:
-        at.say({"directory": str(place), "files": list(_FILES)})
-        return
-    print(f"wrote {', '.join(_FILES)} to {place}")
     go = "" if place == Path.cwd() else f"cd {directory} && "
-    print(f"next: {go}bullpen run jobs:app --reload")
+    wrote = f"wrote {', '.join(_FILES)} to {place}"
+    at.say({"directory": str(place), "files": list(_FILES)}, wrote, f"next: {go}bullpen run jobs:app --reload")

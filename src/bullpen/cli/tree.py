@@ -279,14 +279,14 @@ def _values(parameters: list[Parameter], parsed: dict[str, Any]) -> dict[str, An
 
 
 def _write_parameters(parameters: Iterable[Parameter], formatter: click.HelpFormatter) -> None:
-    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "OptionGroup": []}
+    rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for each in parameters:
         if isinstance(each.given, Argument):
             rows["Arguments"].append((each.shown, each.given.help))
         elif not each.given.hidden:
             default = f" [{each.shown_default}]" if each.shown_default else ""
-            rows["OptionGroup"].append((each.shown, f"{each.given.help}{default}"))
-    rows["OptionGroup"].append(_HELP)
+            rows["Options"].append((each.shown, f"{each.given.help}{default}"))
+    rows["Options"].append(_HELP)
     for title, lines in rows.items():
         if lines:
             with formatter.section(title):
@@ -326,7 +326,7 @@ class GroupCommand(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("OptionGroup"):
+        with formatter.section("Options"):
             own = [(each.opts[0], each.help or "") for each in self.params if isinstance(each, click.Option)]
             formatter.write_dl([*own, _HELP])
         with formatter.section("Commands"):
