@@ -176,7 +176,8 @@ def _parameters(kind: type[Any], method: str) -> set[str]:
 
 def test_the_suite_knows_every_service() -> None:
     """A service that is added is stopped here in every way, too."""
-    skipped = re.compile(r"bullpen\.(testing|cli\.demo|ledger\.migrations)|.*__main__")
+    # What belongs to a project of Django needs that project's settings.
+    skipped = re.compile(r"bullpen\.(testing|cli\.demo|ledger\.migrations|integrations\.django\.)|.*__main__")
     names = [each.name for each in pkgutil.walk_packages(bullpen.__path__, "bullpen.") if not skipped.match(each.name)]
     kinds = {kind for name in names for kind in vars(importlib.import_module(name)).values() if is_service(kind)}
 
