@@ -6,7 +6,7 @@ and are classes of their own, which `Queue` inherits from. This is what they may
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 from bullpen._kernel.ids import is_encodable
 from bullpen.errors import InvalidOption
@@ -16,6 +16,7 @@ from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions
 
 if TYPE_CHECKING:
+    from bullpen.queue.arguments import AddArguments
     from bullpen.queue.durability import Durability
     from bullpen.queue.flow_entries import SendsFlows
 
@@ -32,6 +33,10 @@ class QueuePart:
 
     def _ready(self) -> QueueActions:
         """The queue's actions in the running loop. Raises QueueClosed after close."""
+        raise NotImplementedError
+
+    async def add(self, name: str, data: Any = None, **options: Unpack[AddArguments]) -> Job:
+        """Store one job and return it."""
         raise NotImplementedError
 
     def _actions_of(self, keys: QueueKeys) -> QueueActions:
