@@ -10,18 +10,41 @@ import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
+from bullpen import Bullpen, Depends
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.keep import KeepJobs
 from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, NotJson, PayloadTooLarge
-from bullpen.queue import JobState, NewJob, Queue, QueueEvents, RateLimit
+from bullpen.queue import Job, JobState, NewJob, Queue, QueueEvents, RateLimit
 from bullpen.redis import Connection
 from bullpen.worker import Worker
 from tests.queue._kit import Kit, nothing
+
+
+async def takes_a_token(job: Job, token: str) -> None:
+    """As `process` of PyPI `bullmq`."""
+
+
+async def takes_nothing() -> None:
+    pass
+
+
+async def takes_more(job: Job, token: str = "", **more: Any) -> None:
+    pass
+
+
+async def takes_a_session(job: Job, session: Annotated[Connection, Depends()], other: Any = Depends(nothing)) -> None:
+    pass
+
+
+class Callable_:  # noqa: N801 - an object that can be called
+    async def __call__(self, job: Job) -> None:
+        pass
+
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     # options, the option that the error names, a part of what it expected
@@ -275,6 +298,25 @@ class TestWorker:
         """Calling the handler instead of passing it is a common slip."""
         with pytest.raises(InvalidOption, match="handler: expected a function that takes a Job"):
             Worker("q", None, connection="redis://localhost")  # type: ignore[arg-type]  # the mistake under test
+
+    @pytest.mark.parametrize("handler", [takes_a_token, takes_nothing, lambda job, token: None])
+    def test_a_handler_takes_the_job_and_nothing_else(self, handler: Any) -> None:
+        """Each job would burn all of its attempts with a TypeError, and fail for good."""
+        with pytest.raises(
+            InvalidOption, match=r"handler: expected a function of \(job\), not of \(.*\), got <function"
+        ):
+            Worker("q", handler, connection="redis://localhost")
+        with pytest.raises(InvalidOption, match=r"handler: expected a function of \(job\)"):
+            Bullpen("redis://localhost").handler("q")(handler)
+
+    @pytest.mark.parametrize("handler", [takes_more, lambda *_: None, print, takes_a_session, Callable_()])
+    def test_a_handler_may_have_more_parameters_with_values(self, handler: Any) -> None:
+        Worker("q", handler, connection="redis://localhost")
+
+    @pytest.mark.parametrize("strategy", [lambda n: 5, lambda: 5, lambda a, b, c, d: 5])
+    def test_a_strategy_takes_what_it_is_given(self, strategy: Any) -> None:
+        with pytest.raises(InvalidOption, match=r"backoff.c: expected a function of \(failures, error, job\), not of"):
+            Worker("q", nothing, connection="redis://localhost", backoff={"c": strategy})
 
     @pytest.mark.requirement("X-48")
     def test_job_options_are_no_worker_options(self) -> None:
