@@ -302,9 +302,7 @@ class TestWorker:
     @pytest.mark.parametrize("handler", [takes_a_token, takes_nothing, lambda job, token: None])
     def test_a_handler_takes_the_job_and_nothing_else(self, handler: Any) -> None:
         """Each job would burn all of its attempts with a TypeError, and fail for good."""
-        with pytest.raises(
-            InvalidOption, match=r"handler: expected a function of \(job\), not of \(.*\), got <function"
-        ):
+        with pytest.raises(InvalidOption, match=r"handler: expected a function of \(job\), not of \(.*got <function"):
             Worker("q", handler, connection="redis://localhost")
         with pytest.raises(InvalidOption, match=r"handler: expected a function of \(job\)"):
             Bullpen("redis://localhost").handler("q")(handler)
