@@ -28,7 +28,7 @@ from bullpen.queue.states import JobState
 from bullpen.wire.envelope import is_envelope
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.links import FLAGS, check_on_failure
-from bullpen.wire.options import JobOptions, make_options
+from bullpen.wire.options import JobOptions, is_option, make_options, unknown_option
 from bullpen.wire.records import check_job_name, read_int
 from bullpen.wire.schedules import (
     SCHEDULE_NAMES,
@@ -138,6 +138,10 @@ def split_options(options: Mapping[str, Any], defaults: JobOptions) -> tuple[Sch
     for name in _PER_JOB:
         if options.get(name) is not None:
             raise InvalidOption(name, "an option of a single job, not of a scheduler", options[name])
+    for name, value in options.items():
+        if name not in SCHEDULE_NAMES and not is_option(name):
+            near = {"pattern": "cron"}.get(name)
+            raise unknown_option(name, value, "an option of a scheduler or of its jobs", SCHEDULE_NAMES, near=near)
     rule = {name: value for name, value in options.items() if name in SCHEDULE_NAMES}
     rest = {name: value for name, value in options.items() if name not in SCHEDULE_NAMES}
     return make_schedule(rule), make_options(defaults, **rest)

@@ -211,6 +211,9 @@ class Task(Generic[P, R]):
         self._options = cast("StoredJobArguments", given)
         self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
+        if any(value is not None for value in rule.values()):
+            # Nobody asks for the arguments of a scheduled run, so nothing could name its deduplication.
+            require("unique", unique is None, "none with a schedule: `overlap` says it for scheduled runs", unique)
         self.schedule: DeclaredScheduler | None = self._declare(rule) if rule else None
         """With `every` or `cron`: the scheduler that an app keeps for the task. Its id is the task's name."""
         self.__doc__ = function.__doc__
@@ -619,7 +622,8 @@ def _check_unique(unique: Any, key: Any, options: Mapping[str, Any]) -> None:
         require("unique_key", key is None, "none without unique", key)
         return
     if unique != "pending":
-        require("unique", not isinstance(unique, str), "'pending', or how long (ms or timedelta)", unique)
+        is_time = not isinstance(unique, str | bool)
+        require("unique", is_time, "'pending' (until it has ended), or how long (ms or timedelta)", unique)
         to_ms("unique", unique, minimum=1)
     require("unique_key", key is None or callable(key), "a function of the task's parameters that returns text", key)
     require("unique", options.get("deduplication") is None, "not together with deduplication", unique)
