@@ -493,6 +493,17 @@ class TestOverlap:
         assert told.ids("completed") == [first.job_id, second]
         assert to_come(kit) == [f"repeat:s:{first.next_ms + 2 * HOUR}"]
 
+    async def test_it_is_looked_for_once_a_second_however_long_it_waits(self, kit: Kit) -> None:
+        """A run must not begin up to 15 s after the end of the one that it waited for."""
+        gate = Gate()
+        _, first, told = await self.start(kit, "one", gate)
+
+        await told.wait("returned", 2)
+
+        assert kit.fields(f"repeat:s:{first.next_ms + HOUR}")["delay"] == "1000"
+        gate.open()
+        await told.finished(2)
+
     async def test_a_run_that_waits_for_its_next_attempt_has_not_ended(self, kit: Kit) -> None:
         queue = kit.queue()
         first = await queue.upsert_scheduler("s", every=HOUR, overlap="skip", attempts=2, backoff=HOUR)
