@@ -286,3 +286,19 @@ def test_a_worker_of_ours_names_its_library_and_no_path_for_a_host() -> None:
         ("(unix socket)", None, "own", None),
         ("10.0.0.7", None, None, "ioredis 5.4"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("queues limits set emails --rate 100", "'100'; write jobs and time, such as 100/1m, or 'none'"),
+        ("queues limits set emails --concurrency 0", "'0'; write a whole number of at least 1, or 'none'"),
+        ("queues lanes set emails a", "pass --weight, --concurrency, --rate or --size"),
+        ("jobs add emails hi --replace-finished", "--replace-finished goes with --id"),
+    ],
+)
+def test_a_wrong_value_is_told_what_may_stand_there(redis_url: str, tmp_path: Path, words: str, said: str) -> None:
+    answer = cli(*words.split(), "--redis", redis_url, cwd=tmp_path)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert said in " ".join(answer.err.split())

@@ -21,7 +21,7 @@ from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, NotJson, PayloadTooLarge
 from bullpen.queue import Flow, Job, JobState, NewJob, Queue, QueueEvents, RateLimit
 from bullpen.redis import Connection
-from bullpen.worker import Taker, Worker
+from bullpen.worker import BatchOptions, Taker, Worker
 from tests.queue._kit import Kit, nothing
 
 
@@ -366,6 +366,10 @@ class TestWorker:
     @pytest.mark.parametrize("handler", [takes_more, lambda *_: None, print, takes_a_session, Callable_()])
     def test_a_handler_may_have_more_parameters_with_values(self, handler: Any) -> None:
         Worker("q", handler, connection="redis://localhost")
+
+    def test_a_time_to_wait_needs_something_to_wait_for(self) -> None:
+        with pytest.raises(InvalidOption, match=r"batch.wait_at_most: expected with a minimum above 1"):
+            BatchOptions(size=5, wait_at_most=9)
 
     @pytest.mark.parametrize("strategy", [lambda n: 5, lambda: 5, lambda a, b, c, d: 5])
     def test_a_strategy_takes_what_it_is_given(self, strategy: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bullpen.errors import InvalidOption
 
-__all__ = ["check_takes", "takes"]
+__all__ = ["check_takes", "parameters_of", "takes"]
 
 
 def takes(function: Callable[..., Any], count: int, besides: Collection[str] = ()) -> bool:
@@ -28,10 +28,15 @@ def takes(function: Callable[..., Any], count: int, besides: Collection[str] = (
     return True
 
 
+def parameters_of(signature: inspect.Signature) -> str:
+    """`(shop: int, day: str = 'today')`, without what it returns."""
+    return str(signature.replace(return_annotation=inspect.Signature.empty))
+
+
 def check_takes(
     option: str, function: Callable[..., Any], *arguments: str, kind: str = "a function", besides: Collection[str] = ()
 ) -> None:
     """Raise InvalidOption for a function that cannot be called with these arguments: else each call would fail."""
     if not takes(function, len(arguments), besides):
-        wanted = f"{kind} of ({', '.join(arguments)}), not of {inspect.signature(function)}"
+        wanted = f"{kind} of ({', '.join(arguments)}), not of {parameters_of(inspect.signature(function))}"
         raise InvalidOption(option, wanted, function)

@@ -45,6 +45,7 @@ from bullpen._kernel.ids import check_scheduler_id
 from bullpen._kernel.injection import Needs, current_scope, needs_of
 from bullpen._kernel.outcome import Raised
 from bullpen._kernel.rates import RateLimit
+from bullpen._kernel.signatures import parameters_of
 from bullpen.errors import DelayJob, InvalidOption, NotConfigured, PermanentError, require
 from bullpen.queue.argument_types import check_argument, check_result, from_builtins, to_builtins
 from bullpen.queue.arguments import AddArguments, AddInTransactionArguments, StoredJobArguments, TaskArguments
@@ -448,12 +449,16 @@ class Task(Generic[P, R]):
     def _checked(
         self, signature: inspect.Signature, types: type[Any], args: Iterable[Any], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"task {self.name!r} takes {parameters_of(signature)}: {error}") from None
         try:
             data: dict[str, Any] = to_builtins(bound.arguments)
             from_builtins(data, types)
         except (TypeError, msgspec.ValidationError) as error:
-            raise InvalidOption(f"arguments of task {self.name!r}", str(error), bound.arguments) from None
+            expected = str(error).removeprefix("Expected ")
+            raise InvalidOption(f"arguments of task {self.name!r}", expected, bound.arguments) from None
         return data
 
     # ---- running ------------------------------------------------------------------------------------------------
