@@ -266,7 +266,10 @@ def _read(option: str, text: str | None, read: Callable[[str], Any]) -> Any:
     try:
         return read(text)
     except ValueError:
-        wanted: dict[Any, str] = {_read_rate: "jobs and time, such as 100/1m", _read_count: "a whole number of at least 1"}
+        wanted: dict[Any, str] = {
+            _read_rate: "jobs and time, such as 100/1m",
+            _read_count: "a whole number of at least 1",
+        }
         expected = wanted.get(read, "a number")
         raise click.BadParameter(f"{text!r}; write {expected}, or {_NONE!r}", param_hint=f"'{option}'") from None
 
