@@ -107,7 +107,9 @@ def _only_deals(session: pytest.Session) -> bool:
 
 def _import_everything() -> None:
     for module in pkgutil.walk_packages(bullpen.__path__, "bullpen."):
-        if not module.name.endswith("__main__") and ".migrations" not in module.name:
+        # What belongs to a project of Django needs that project's settings.
+        is_of_project = module.name.startswith("bullpen.integrations.django.")
+        if not is_of_project and not module.name.endswith("__main__") and ".migrations" not in module.name:
             with contextlib.suppress(ImportError, MissingExtra):  # whoever needs it says so
                 importlib.import_module(module.name)
 

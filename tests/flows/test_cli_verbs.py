@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -420,11 +421,15 @@ def test_lanes_are_set_listed_paused_and_removed(type_: Type, redis_url: str) ->
         "concurrency": None,
         "size": 500,
         "paused": True,
+        "pausedUntil": None,
         "rate": {"max": 10, "durationMs": 60_000},
     }
     table = type_("queues", "lanes", "list", "emails").out
     assert "acme" in table
     assert "paused" in table
+    type_("queues", "lanes", "pause", "emails", "acme", "--for", "1h")
+    (listed,) = json.loads(type_("queues", "lanes", "list", "emails", "--json").out)
+    assert datetime.now(UTC) < datetime.fromisoformat(listed["pausedUntil"]) < datetime.now(UTC) + timedelta(hours=2)
     type_("queues", "lanes", "resume", "emails", "acme")
     type_("queues", "lanes", "set", "emails", "acme", "--weight", "none")
     settings = on(redis_url, lambda queue: queue.lanes.get("acme"))

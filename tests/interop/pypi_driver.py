@@ -78,7 +78,11 @@ class WorkerSlot:
         self.worker: Any = None
 
     def start(self, queue: str, prefix: str, opts: dict[str, Any]) -> None:
-        self.worker = Worker(queue, self.play, {"connection": connection(), "prefix": prefix, **opts})
+        backoff_ms = opts.pop(
+            "backoffMs", None
+        )  # a function cannot be sent: this one answers the same pause for every type
+        settings = {} if backoff_ms is None else {"settings": {"backoffStrategy": lambda *_: backoff_ms}}
+        self.worker = Worker(queue, self.play, {"connection": connection(), "prefix": prefix, **opts, **settings})
         self.worker.on("active", lambda job, _prev: self.tell("active", jobId=job.id, attemptsMade=job.attemptsMade))
         self.worker.on("completed", lambda job, value: self.tell("completed", jobId=job.id, value=value))
         self.worker.on("failed", lambda job, error: self.tell("failed", jobId=job.id, message=str(error)))

@@ -46,6 +46,16 @@ async def test_a_job_of_nodes_is_cancelled_before_it_runs_and_node_sees_why(
     assert node.peer.errors() == []
 
 
+async def test_a_job_of_others_is_cancelled_and_they_see_why(other: PeerSide, queue: Queue) -> None:
+    job_id = await other.add("q", "job", {}, attempts=5)
+
+    assert await queue.cancel(job_id, "not needed") is Cancelled.DONE
+
+    read = await other.peer.call("getJob", queue="q", jobId=job_id)
+    assert (read["state"], read["failedReason"], read["attemptsMade"]) == ("failed", "cancelled: not needed", 0)
+    assert other.peer.errors() == []
+
+
 async def test_a_job_of_nodes_that_runs_here_is_cancelled_and_node_sees_why(
     node: PeerSide, queue: Queue, interop_url: str
 ) -> None:
@@ -67,16 +77,16 @@ async def test_a_job_of_nodes_that_runs_here_is_cancelled_and_node_sees_why(
     assert (read["state"], read["failedReason"]) == ("failed", "cancelled: enough")
 
 
-async def test_a_job_that_runs_in_a_worker_of_nodes_is_not_tried_again(node: PeerSide, queue: Queue) -> None:
-    """Node cannot be told. Its handler ends as it will; when that was an error, the next take fails the job."""
+async def test_a_job_that_runs_in_a_worker_of_others_is_not_tried_again(other: PeerSide, queue: Queue) -> None:
+    """They cannot be told. Its handler ends as it will; when that was an error, the next take fails the job."""
     job = await queue.add("job", {}, attempts=5, backoff={"type": "fixed", "delay": 1})
-    await node.start_worker("w", "q", {"hold": True, "kind": "always_fail"})
-    await is_held(node)
+    await other.start_worker("w", "q", {"hold": True, "kind": "always_fail"})
+    await is_held(other)
     result = asyncio.ensure_future(job.result(timeout=10_000))
     await asyncio.sleep(0)
 
     assert await queue.cancel(job, "enough") is Cancelled.REQUESTED
-    await node.peer.call("release", worker="w")
+    await other.peer.call("release", worker="w")
 
     with pytest.raises(JobCancelled, match="enough") as caught:
         await result
@@ -87,16 +97,16 @@ async def test_a_job_that_runs_in_a_worker_of_nodes_is_not_tried_again(node: Pee
     assert stored is not None and (stored.cancel_reason, stored.attempts_started) == ("enough", 2)
 
 
-async def test_a_worker_of_nodes_may_end_it_before(node: PeerSide, queue: Queue) -> None:
+async def test_a_worker_of_others_may_end_it_before(other: PeerSide, queue: Queue) -> None:
     """It completes, or fails in its last attempt: that is the result, and nobody calls it cancelled."""
     good, bad = await queue.add("good", {}), await queue.add("bad", {}, attempts=1)
     steps = {"good": {"hold": True}, "bad": {"hold": True, "kind": "always_fail", "message": "own"}}
-    await node.start_worker("w", "q", {"byName": steps}, concurrency=2)
-    await is_held(node, 2)
+    await other.start_worker("w", "q", {"byName": steps}, concurrency=2)
+    await is_held(other, 2)
 
     for job in (good, bad):
         assert await queue.cancel(job, "late") is Cancelled.REQUESTED
-    await node.peer.call("release", worker="w")
+    await other.peer.call("release", worker="w")
 
     assert await good.result(timeout=10_000) == {"echo": {}}
     for _ in range(2):  # told by the event, and by what is stored

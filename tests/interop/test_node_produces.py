@@ -230,10 +230,10 @@ async def test_an_idle_worker_starts_each_kind_of_job_at_once(
             assert [await started.get(), await started.get()] == ["c", "p"]
 
 
-async def test_a_backoff_type_of_nodes_own_is_computed_by_our_strategy_or_by_our_default(
-    node: PeerSide, interop_url: str, client: redis.Redis
+async def test_a_backoff_type_of_their_own_is_computed_by_our_strategy_or_by_our_default(
+    producer: PeerSide, interop_url: str, client: redis.Redis
 ) -> None:
-    """Node takes any type when a job is added. Ours once failed such a job for good at its first error."""
+    """They take any type when a job is added. Ours once failed such a job for good at its first error."""
     told: list[Any] = []
 
     def strategy(failures: int, error: BaseException, job: Job) -> int:
@@ -245,12 +245,12 @@ async def test_a_backoff_type_of_nodes_own_is_computed_by_our_strategy_or_by_our
             raise RuntimeError("again")
         return "done"
 
-    known = await node.add("q", "job", {}, attempts=3, backoff={"type": "own"})
-    other = await node.add("q", "job", {}, attempts=3, backoff={"type": "fibonacci", "delay": 5})
+    known = await producer.add("q", "job", {}, attempts=3, backoff={"type": "own"})
+    other = await producer.add("q", "job", {}, attempts=3, backoff={"type": "fibonacci", "delay": 5})
     policy = RetryPolicy(backoff=Backoff.fixed(2))
     async with Worker("q", handle, connection=interop_url, backoff={"own": strategy}, policy=policy):
         await until_event(client, "q", "completed", count=2)
 
     assert told == [(1, "again", known), (2, "again", known)]
-    read = [await node.peer.call("getJob", queue="q", jobId=job_id) for job_id in (known, other)]
+    read = [await producer.peer.call("getJob", queue="q", jobId=job_id) for job_id in (known, other)]
     assert [(job["state"], job["attemptsMade"]) for job in read] == [("completed", 3)] * 2

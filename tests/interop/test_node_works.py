@@ -252,11 +252,11 @@ def _is(event_type: str) -> Any:
     return matches
 
 
-async def test_nodes_backoff_strategy_computes_the_pause_of_our_job(node: PeerSide, queue: Queue) -> None:
-    """Who writes `Backoff.custom` says that the workers have a strategy; here Node's have."""
+async def test_their_backoff_strategy_computes_the_pause_of_our_job(worker: PeerSide, queue: Queue) -> None:
+    """Who writes `Backoff.custom` says that the workers have a strategy; here those of others have."""
     job = await queue.add("job", {}, attempts=3, backoff=Backoff.custom("own", delay=3_600_000))
 
-    await node.start_worker("w", "q", {"kind": "fail_times", "times": 2, "value": "fine"}, backoffMs=1)
+    await worker.start_worker("w", "q", {"kind": "fail_times", "times": 2, "value": "fine"}, backoffMs=1)
 
     assert await job.result(timeout=10_000) == "fine"
     assert (await queue.get_job(job.id) or job).attempts_made == 3

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from bullpen import BullpenError, DelayJob, InvalidOption, Job, JobFailed, Queue, Worker, sync
+from bullpen import BullpenError, Deduplication, DelayJob, InvalidOption, Job, JobFailed, NewJob, Queue, Worker, sync
 from bullpen._kernel import tracing
 from bullpen.ops.tracing import install_tracing
 from bullpen.plugins.messaging import MessagingClient
@@ -190,6 +190,74 @@ def test_a_blocking_queue_has_the_same_spans(
     assert (one.attributes or {})["messaging.message.id"] == job.id
     assert (many.attributes or {})["messaging.batch.message_count"] == 2
     assert json.loads(job.opts.tm or "")["traceparent"].split("-")[1] == trace_of(one)
+
+
+async def test_changes_of_a_queue_have_spans_under_the_names_of_node(
+    spans: InMemorySpanExporter, redis_url: str, queue_name: str
+) -> None:
+    async with Queue(queue_name, connection=redis_url) as queue:
+        job = await queue.add("mail", deduplication=Deduplication("a"))
+        await queue.pause()
+        await queue.resume()
+        await queue.rate_limit(1)
+        await queue.update_progress(job, 5)
+        await queue.remove_deduplication("a")
+        await queue.promote_all()
+        await queue.remove(job)
+        await queue.drain()
+        await queue.clean()
+        await queue.retry_all()
+        await queue.trim_events(0)
+        await queue.obliterate()
+
+    internal, producer = SpanKind.INTERNAL, SpanKind.PRODUCER
+    _, *changes = spans.get_finished_spans()
+    assert [(span.name, span.kind) for span in changes] == [
+        (f"{operation} {queue_name}", producer if operation == "retryJobs" else internal)
+        for operation in (
+            *("pause", "resume", "rateLimit", "updateJobProgress", "removeDeduplicationKey", "promoteJobs"),
+            *("remove", "drain", "clean", "retryJobs", "trimEvents", "obliterate"),
+        )
+    ]
+    assert dict(changes[0].attributes or {}) == {
+        "bullmq.queue.name": queue_name,
+        "bullmq.queue.operation": "pause",
+    }
+
+
+def test_a_change_that_is_refused_is_an_exception_of_its_span(
+    spans: InMemorySpanExporter, redis_url: str, queue_name: str
+) -> None:
+    """Of a blocking queue, too."""
+    with sync.Queue(queue_name, connection=redis_url) as queue, pytest.raises(InvalidOption):
+        queue.clean(state="none")  # type: ignore[arg-type]  # that is the test
+
+    (span,) = spans.get_finished_spans()
+    assert (span.name, span.status.status_code) == (f"clean {queue_name}", StatusCode.ERROR)
+
+
+async def test_a_job_can_be_added_without_the_trace(
+    provider: TracerProvider, spans: InMemorySpanExporter, redis_url: str, queue_name: str
+) -> None:
+    async def handle(job: Job) -> None: ...
+
+    with provider.get_tracer("shop").start_as_current_span("request") as request:
+        async with Queue(queue_name, connection=redis_url) as queue:
+            job = await queue.add("mail", tm=None)
+            (other,) = await queue.add_many([NewJob("mail", options={"tm": None})])
+            blocking = sync.Queue(queue_name, connection=redis_url)
+            third = blocking.add("mail", tm=None)
+            blocking.close()
+    async with Worker(queue_name, handle, connection=redis_url), Queue(queue_name, connection=redis_url) as queue:
+        for one in (job, other, third):
+            stored = await queue.get_job(one.id)
+            assert stored is not None
+            assert stored.opts.tm is None
+            await stored.result(timeout=20_000)
+
+    runs = [span for span in spans.get_finished_spans() if span.kind is SpanKind.CONSUMER]
+    assert len(runs) == 3
+    assert format(request.get_span_context().trace_id, "032x") not in map(trace_of, runs)
 
 
 async def test_what_anybody_wrote_as_trace_harms_no_job(spans: InMemorySpanExporter, redis_url: str) -> None:

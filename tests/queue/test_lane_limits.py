@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -250,6 +251,63 @@ class TestPause:
 
             assert lanes_of(resumed) == {"a": 5}
             await settle(exchange, taken + resumed, 0)
+
+    async def test_a_pause_for_a_time_ends_by_itself(self, kit: Kit) -> None:
+        """At its end an idle worker goes on at once, although it would poll much later."""
+        queue = kit.queue()
+        await queue.lanes.pause("a", 300)
+        jobs = await fill(queue, "a", 3)
+        paused = await queue.lanes.get("a")
+        assert paused.paused
+        assert paused.paused_until is not None
+        starts: list[int] = []
+
+        async def handle(job: Job) -> None:
+            starts.append(job.processed_on)
+
+        told = await kit.work(handle, drain_delay=30_000)
+        await told.finished(len(jobs))
+
+        assert min(starts) >= paused.paused_until.timestamp() * 1000
+        assert await queue.lanes.get("a") == LaneSettings()
+        assert not (await queue.lanes.list())[0].settings.paused
+        assert kit.redis.zcard(kit.base + "bp:lanes:held") == 0
+
+    async def test_a_pause_is_made_longer_shorter_and_without_an_end(self, kit: Kit) -> None:
+        queue = kit.queue()
+        await fill(queue, "a", 2)
+        async with exchange_of(queue, kit.url) as exchange:
+            await queue.lanes.pause("a", timedelta(minutes=5))
+            reply = await exchange.run([], 9)
+            assert reply.taken == []
+            assert reply.now_ms + 200_000 < reply.next_due_ms <= reply.now_ms + 300_000
+            await queue.lanes.pause("a", 60_000)
+            reply = await exchange.run([], 9)
+            assert reply.now_ms + 30_000 < reply.next_due_ms <= reply.now_ms + 60_000
+            await queue.lanes.pause("a")
+            assert await queue.lanes.get("a") == LaneSettings(paused=True)
+            assert await take(exchange, 9) == []
+
+            await queue.lanes.pause("a", 1)
+            running: list[Job] = []
+            async with asyncio.timeout(20):
+                while not running:
+                    running = await take(exchange, 9)
+            assert lanes_of(running) == {"a": 2}
+            await settle(exchange, running, 0)
+        await queue.lanes.set("a", weight=2)
+        assert kit.redis.hget(kit.base + "meta", "bplane:a") == b"2 - - - - -", "a pause that is over is forgotten"
+
+    @pytest.mark.parametrize("duration", [0, -5, 1.5, "soon"])
+    async def test_a_pause_that_is_none_is_refused(self, kit: Kit, duration: Any) -> None:
+        with pytest.raises(InvalidOption, match="duration"):
+            await kit.queue().lanes.pause("a", duration)
+
+    async def test_a_stored_pause_that_is_no_time_is_read(self, kit: Kit) -> None:
+        kit.redis.hset(kit.base + "meta", mapping={"bplanes": "limited", "bplane:a": "- - - - 9007199254740000 -"})
+        settings = await kit.queue().lanes.get("a")
+        assert (settings.paused, settings.paused_until) == (True, None)
+        await kit.queue().lanes.resume("a")
 
     async def test_resuming_wakes_an_idle_worker(self, kit: Kit) -> None:
         queue = kit.queue()

@@ -268,6 +268,34 @@ class TestEvents:
 
         assert heard == ["ready", "drained", "paused", "resumed", "closing", "closed"]
 
+    async def test_a_paused_worker_says_when_its_jobs_have_ended(self, kit: Kit) -> None:
+        """And takes no other in the meantime; before the first job there is nothing to wait for."""
+        may_end, ended = asyncio.Event(), list[str]()
+
+        async def handle(job: Job) -> None:
+            await may_end.wait()
+            ended.append(job.name)
+
+        worker = kit.worker(handle, concurrency=2)
+        await worker.wait_for_running()
+        told = Told(worker)
+        await worker.start()
+        await worker.wait_for_running()
+        await kit.queue().add_many([("a", 1), ("b", 2), ("c", 3)])
+        await told.wait("active", 2)
+
+        worker.pause()
+        waiting = asyncio.create_task(worker.wait_for_running())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        may_end.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await waiting
+
+        assert (ended, worker.running) == (["a", "b"], 0)
+        worker.resume()
+        await told.finished(3)
+
     async def test_drained_comes_after_the_last_job_and_once(self, kit: Kit) -> None:
         """Not while jobs run or wait, and not again before there was another job."""
         queue = kit.queue()

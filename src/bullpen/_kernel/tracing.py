@@ -27,7 +27,7 @@ __all__ = [
     "tracer",
 ]
 
-Kind = Literal["producer", "consumer", "client"]
+Kind = Literal["producer", "consumer", "client", "internal"]
 Carrier = Mapping[str, str]
 
 

@@ -327,10 +327,18 @@ async def set_lane(
 
 
 @lanes.command("pause")
-async def pause_lane(at: OnServer, queue: QueueArgument, lane: LaneArgument) -> None:
+async def pause_lane(
+    at: OnServer,
+    queue: QueueArgument,
+    lane: LaneArgument,
+    for_: Annotated[
+        str | None, Option("--for", metavar="TIME", help="Duration: 30s, 5m, 2h; by default until it is resumed.")
+    ] = None,
+) -> None:
     """Pause a lane: none of its jobs starts; running jobs finish."""
+    length = None if for_ is None else duration("--for", for_)
     async with at.queue(queue) as (_, opened):
-        await opened.lanes.pause(lane)
+        await opened.lanes.pause(lane, length)
         _say_lane(at, lane, await opened.lanes.get(lane))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["install_tracing"]
 
-_KINDS: Final = {"producer": "PRODUCER", "consumer": "CONSUMER", "client": "CLIENT"}
+_KINDS: Final = {"producer": "PRODUCER", "consumer": "CONSUMER", "client": "CLIENT", "internal": "INTERNAL"}
 
 
 def install_tracing(provider: trace.TracerProvider | None = None) -> Callable[[], None]:

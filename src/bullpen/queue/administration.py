@@ -15,6 +15,7 @@ from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_queue_name
 from bullpen.errors import QueueClosed, require
+from bullpen.queue.base import traced
 from bullpen.queue.browse import Browsing
 from bullpen.queue.codec import Codec, check_codec
 from bullpen.queue.durability import Durability
@@ -167,6 +168,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         owner = await self._ready().command("GET", self._keys.deduplication(check_deduplication_id(deduplication_id)))
         return None if owner is None else owner.decode("utf-8", "surrogateescape")
 
+    @traced("removeDeduplicationKey")
     async def remove_deduplication(self, deduplication_id: str) -> bool:
         """Free a deduplication id, whatever job owns it, so that the next add with it makes a job. False: it was
         free."""
@@ -244,11 +246,13 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
 
     # ---- looking after it -------------------------------------------------------------------------------------
 
+    @traced("pause")
     async def pause(self) -> None:
         """Let all workers, of any client, take nothing more. Running jobs finish."""
         keys = self._keys
         await self._ready().evaluate("pause", [keys.meta, keys.marker, keys.events], [keys.base])
 
+    @traced("resume")
     async def resume(self) -> None:
         """Resume the queue: workers take jobs again."""
         keys = self._keys

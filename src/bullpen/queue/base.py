@@ -6,8 +6,11 @@ and are classes of their own, which `Queue` inherits from. This is what they may
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
+from bullpen._kernel import tracing
 from bullpen._kernel.ids import is_encodable
 from bullpen.errors import InvalidOption
 from bullpen.queue.actions import QueueActions
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from bullpen.queue.arguments import AddArguments
     from bullpen.queue.durability import Durability
     from bullpen.queue.flow_entries import SendsFlows
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class QueuePart:
@@ -45,6 +51,32 @@ class QueuePart:
 
     def _flow_sender(self) -> SendsFlows:
         raise NotImplementedError
+
+
+Part = TypeVar("Part", bound=QueuePart)
+
+
+def traced(
+    operation: str, kind: tracing.Kind = "internal"
+) -> Callable[
+    [Callable[Concatenate[Part, P], Coroutine[Any, Any, R]]], Callable[Concatenate[Part, P], Coroutine[Any, Any, R]]
+]:
+    """A method that changes a queue has a span of its own, named as in Node's library."""
+
+    def wrap(
+        method: Callable[Concatenate[Part, P], Coroutine[Any, Any, R]],
+    ) -> Callable[Concatenate[Part, P], Coroutine[Any, Any, R]]:
+        @wraps(method)
+        async def call(self: Part, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            name = self._keys.name
+            with tracing.span(
+                f"{operation} {name}", kind, bullmq__queue__name=name, bullmq__queue__operation=operation
+            ):
+                return await method(self, *args, **kwargs)
+
+        return call
+
+    return wrap
 
 
 def id_of(job: str | Job) -> str:

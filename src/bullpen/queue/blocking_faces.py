@@ -364,9 +364,10 @@ class Lanes:
         """
         return self._run(self._inner.set(lane, weight=weight, concurrency=concurrency, rate=rate, size=size))
 
-    def pause(self, lane: str) -> None:
-        """Let no job of the lane start. Those that run finish; adds are accepted."""
-        self._run(self._inner.pause(lane))
+    def pause(self, lane: str, duration: int | timedelta | None = None) -> None:
+        """Let no job of the lane start, for `duration` (ms or timedelta) or until `resume`. Those that run finish; adds
+        are accepted."""
+        self._run(self._inner.pause(lane, duration))
 
     def resume(self, lane: str) -> None:
         """Let jobs of the lane start again."""

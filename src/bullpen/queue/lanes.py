@@ -8,9 +8,9 @@ scripts `add` and `exchange`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from bullpen._kernel.duration import check_int, to_ms
@@ -41,20 +41,24 @@ class LaneSettings:
     """How many of its jobs may start per time, over all bullpen workers."""
     paused: bool = False
     """Its jobs wait."""
+    paused_until: datetime | None = None
+    """When the pause ends by itself."""
     size: int | None = None
     """How many of its jobs may be there that did not start: a further add raises LaneFull. Counts what was added since
     the limit is set."""
 
     @staticmethod
-    def read(raw: bytes | None) -> LaneSettings:
-        """The parts of a stored field. Never raises: an unreadable part is left out."""
+    def read(raw: bytes | None, now_ms: float = 0) -> LaneSettings:
+        """The parts of a stored field. Never raises: an unreadable part is left out, and so is a pause that is over."""
         words = [*(raw or b"").decode("utf-8", "replace").split(" "), *(["-"] * 6)][:6]
         weight, concurrency, most, duration_ms, paused, size = map(_number, words)
+        is_for_ever = paused == 1
         return LaneSettings(
             weight=weight if weight and weight <= MOST_WEIGHT else None,
             concurrency=int(concurrency) or None,
             rate=RateLimit(int(most), int(duration_ms)) if min(most, duration_ms) >= 1 else None,
-            paused=bool(paused),
+            paused=is_for_ever or paused > now_ms,
+            paused_until=None if is_for_ever else _instant(paused, now_ms),
             size=int(size) or None,
         )
 
@@ -86,6 +90,7 @@ class LaneInfo:
             "concurrency": own.concurrency,
             "size": own.size,
             "paused": own.paused,
+            "pausedUntil": None if own.paused_until is None else own.paused_until.isoformat(),
             "rate": None if own.rate is None else {"max": own.rate.max, "durationMs": own.rate.duration_ms},
         }
 
@@ -114,9 +119,11 @@ class Lanes:
         require("lanes.set", any(one is not None for one in given), "weight, concurrency, rate or size", None)
         return await self._configure(lane, lane_words(weight, concurrency, rate, size=size))
 
-    async def pause(self, lane: str) -> None:
-        """Let no job of the lane start. Those that run finish; adds are accepted."""
-        await self._configure(check_lane(lane), lane_words(paused=True))
+    async def pause(self, lane: str, duration: int | timedelta | None = None) -> None:
+        """Let no job of the lane start, for `duration` (ms or timedelta) or until `resume`. Those that run finish; adds
+        are accepted."""
+        duration_ms = None if duration is None else to_ms("duration", duration, minimum=1)
+        await self._configure(check_lane(lane), lane_words(paused=True if duration_ms is None else duration_ms))
 
     async def resume(self, lane: str) -> None:
         """Let jobs of the lane start again."""
@@ -128,17 +135,19 @@ class Lanes:
 
     async def get(self, lane: str | None) -> LaneSettings:
         """What was set for a lane; None: for all others."""
-        return LaneSettings.read(await self._actions.command("HGET", self._keys.meta, f"bplane:{_name(lane)}"))
+        field = f"bplane:{_name(lane)}"
+        time, raw = await self._actions.commands([("TIME",), ("HGET", self._keys.meta, field)])
+        return LaneSettings.read(raw, self._now_ms(time))
 
     async def list(self) -> list[LaneInfo]:
         """Lanes that have settings, or jobs that wait or run, by name. Reads each of those jobs."""
         keys = self._keys
-        flat = await self._actions.command("HGETALL", keys.meta)
+        time, flat = await self._actions.commands([("TIME",), ("HGETALL", keys.meta)])
         lanes: dict[str, LaneInfo] = {}
         for field, raw in zip(flat[::2], flat[1::2], strict=True):
             if field.startswith(b"bplane:") and field != b"bplane:":
                 name = field[7:].decode("utf-8", "replace")
-                lanes[name] = LaneInfo(name=name, settings=LaneSettings.read(raw))
+                lanes[name] = LaneInfo(name=name, settings=LaneSettings.read(raw, self._now_ms(time)))
         found: dict[str, Counter[str]] = {}
         for state, is_list in (("prioritized", ""), ("wait", "1"), ("paused", "1"), ("delayed", ""), ("active", "1")):
             found[state] = await self._count(getattr(keys, state), is_list)
@@ -151,6 +160,10 @@ class Lanes:
             delayed = max(0, found["delayed"][name] - held)
             result.append(replace(lane, waiting=waiting, held=held, delayed=delayed, active=found["active"][name]))
         return result
+
+    def _now_ms(self, time: Sequence[bytes]) -> int:
+        seconds, micros = map(int, time)
+        return seconds * 1000 + micros // 1000 + self._clock_offset_ms
 
     async def _configure(self, lane: str | None, words: Iterable[str]) -> LaneSettings:
         keys, name = self._keys, _name(lane)
@@ -179,12 +192,12 @@ def lane_words(
     weight: float | Nothing | None = None,
     concurrency: int | Nothing | None = None,
     rate: Rate | Nothing | None = None,
-    paused: bool | None = None,
+    paused: bool | int | None = None,
     size: int | Nothing | None = None,
 ) -> tuple[str, ...]:
-    """The arguments of the script `configure_lane`; raises InvalidOption."""
+    """The arguments of the script `configure_lane`; raises InvalidOption. `paused`: True, or for so many ms."""
     words = (_weight(weight), _count("concurrency", concurrency), *_rate(rate))
-    return (*words, "" if paused is None else "1" if paused else "-", _count("size", size))
+    return (*words, _pause(paused), _count("size", size))
 
 
 def _weight(value: float | Nothing | None) -> str:
@@ -202,6 +215,12 @@ def _count(name: str, value: int | Nothing | None) -> str:
     return str(value)
 
 
+def _pause(value: bool | int | None) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "1", False: "-"}[value]
+    return f"+{value}"
+
+
 def _rate(value: Rate | Nothing | None) -> tuple[str, str]:
     if value is None or value is False:
         return ("", "") if value is None else ("-", "-")
@@ -211,6 +230,15 @@ def _rate(value: Rate | Nothing | None) -> tuple[str, str]:
     most, duration = value
     check_int("rate", most, minimum=1)
     return str(most), str(to_ms("rate", duration, minimum=1))
+
+
+def _instant(epoch_ms: float, now_ms: float) -> datetime | None:
+    if epoch_ms <= now_ms:
+        return None
+    try:
+        return datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    except (OverflowError, ValueError):  # whoever wrote it meant no instant
+        return None
 
 
 def _number(word: str) -> float:

@@ -12,7 +12,7 @@ from typing import Final
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen._kernel.rates import RateLimit
 from bullpen.errors import require
-from bullpen.queue.base import QueuePart
+from bullpen.queue.base import QueuePart, traced
 from bullpen.wire.records import read_int
 
 MANUAL_LIMIT: Final = 9007199254740991
@@ -56,6 +56,7 @@ class Limits(QueuePart):
             return None
         return RateLimit(read_int(most), max(1, read_int(duration or b"0")))
 
+    @traced("rateLimit")
     async def rate_limit(self, duration: int | timedelta) -> None:
         """Let no job start for `duration` (ms or timedelta).
 

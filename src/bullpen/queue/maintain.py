@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bullpen._kernel.duration import check_int, to_ms
 from bullpen.errors import InvalidOption, JobStateConflict
-from bullpen.queue.base import QueuePart, id_of
+from bullpen.queue.base import QueuePart, id_of, traced
 from bullpen.queue.cancel import Cancelled
 from bullpen.queue.changes import check_finished
 from bullpen.queue.children import remove_pending_children
@@ -87,6 +87,7 @@ class Maintenance(QueuePart):
         """
         return await self._ready().cancel(id_of(job), reason, clock_offset_ms=self._clock_offset_ms)
 
+    @traced("remove")
     async def remove(self, job: str | Job, *, children: bool = True) -> bool:
         """Delete a job, and with `children` all jobs below it in its flow. False when there was none.
 
@@ -106,6 +107,7 @@ class Maintenance(QueuePart):
             self._ready(), self._keys.job(id_of(job)), clock_offset_ms=self._clock_offset_ms
         )
 
+    @traced("updateJobProgress")
     async def update_progress(self, job: str | Job, value: Progress) -> None:
         """Report progress of a job by its id, as `Job.progress` does. Raises JobNotFound."""
         await self._ready().update_progress(id_of(job), check_progress(value))
@@ -125,6 +127,7 @@ class Maintenance(QueuePart):
 
     # ---- many jobs --------------------------------------------------------------------------------------------
 
+    @traced("promoteJobs")
     async def promote_all(self, *, count: int | None = None) -> int:
         """Let all delayed jobs run now, each with its priority; the next jobs of schedulers too. Returns how many.
 
@@ -143,6 +146,7 @@ class Maintenance(QueuePart):
                 break
         return promoted
 
+    @traced("retryJobs", "producer")
     async def retry_all(
         self,
         state: JobState = JobState.FAILED,
@@ -173,6 +177,7 @@ class Maintenance(QueuePart):
             left -= step if count is not None else 0
         return retried
 
+    @traced("drain")
     async def drain(self, *, delayed: bool = False) -> int:
         """Delete all jobs that wait (with `delayed`, those too); running and finished ones stay. Returns how many.
 
@@ -192,6 +197,7 @@ class Maintenance(QueuePart):
                 drained += step
         return drained
 
+    @traced("clean")
     async def clean(
         self, grace: int | timedelta = 0, *, state: JobState = JobState.COMPLETED, limit: int | None = None
     ) -> list[str]:
@@ -220,6 +226,7 @@ class Maintenance(QueuePart):
                 is_first = ""
         return removed
 
+    @traced("obliterate")
     async def obliterate(self, *, force: bool = False, count: int = _PER_STEP) -> int:
         """Delete the queue with everything in it. Returns how many jobs that were.
 
@@ -247,6 +254,7 @@ class Maintenance(QueuePart):
         await remove_orphans(self._ready(), keys, clock_offset_ms=self._clock_offset_ms, and_ours=True, mode="all")
         return removed
 
+    @traced("trimEvents")
     async def trim_events(self, most: int) -> int:
         """Cut the event stream to about `most` entries now. Returns how many went."""
         check_int("most", most, minimum=0)

@@ -247,6 +247,12 @@ class JobConsumer:
         if was_paused:
             self._reports.tell("resumed")
 
+    async def wait_for_running(self) -> None:
+        """Wait until no job runs here; after `pause`, until those that ran have ended. A handler must not call it: it
+        would wait for itself."""
+        while self._engine is not None and self._engine.runs.running:
+            await asyncio.wait([*self._engine.runs.running.values()])
+
     async def cancel_job(self, job: str | Job, reason: str | None = None) -> Cancelled:
         """Cancel a job of this queue in any state; one that runs here is cancelled at once. See `Queue.cancel`."""
         job_id, engine = id_of(job), self._started()

@@ -174,8 +174,11 @@ def _find(path: str) -> Any:
 
 
 def _result(job: Any, result_id: str, *, running: bool = False) -> Any:
-    data = job.data
     state = JobState.ACTIVE if running else job.state()
+    if state in (JobState.COMPLETED, JobState.FAILED) and not job.finished_on:
+        # It ended between the two reads: what was read first says nothing of its end.
+        job = _queue(job.queue_name).get_job(job.id) or job
+    data = job.data
     result = base.TaskResult(
         task=_find(data["task"]),
         id=result_id,

@@ -7,6 +7,7 @@
          then a name and its packed pairs (number of a count, how much to add), for each name
   Reply  how many names there are in the hour
 ]]
+local keys = { KEYS[1], KEYS[2], KEYS[3] }
 local slots = { ARGV[1], ARGV[3], ARGV[5] }
 local ttls_s = { tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[6]) }
 local most_names = tonumber(ARGV[7])
@@ -35,7 +36,7 @@ local function add(counts, pairs_to_add)
 end
 
 for tier = 1, 3 do
-  local key, slot = KEYS[tier], slots[tier]
+  local key, slot = keys[tier], slots[tier]
   for index = FIRST_NAME, #ARGV, 2 do
     local name = ARGV[index]
     local raw = redis.call("HGET", key, name)
@@ -50,4 +51,4 @@ for tier = 1, 3 do
   end
   redis.call("EXPIRE", key, ttls_s[tier])
 end
-return redis.call("HLEN", KEYS[3])
+return redis.call("HLEN", keys[3])

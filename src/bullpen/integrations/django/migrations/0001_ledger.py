@@ -16,5 +16,5 @@ class Migration(migrations.Migration):
             fields=[("name", models.CharField(max_length=200, primary_key=True, serialize=False))],
             options={"managed": False, "default_permissions": ("view",), "verbose_name": "queue"},
         ),
-        LedgerTables("0013"),
+        LedgerTables("0015"),
     ]

@@ -8,7 +8,7 @@
 -- counts the starts of a window. `bp:lanes:held` says when to look at a lane again: at the end of its window, else every ten seconds,
 -- for those that died. A key of another type at one of these places costs the limit and never a job.
 local HELD_MS, HELD_KEY_MS, RUNNING_KEY_MS, LOOK_AGAIN_MS, MOST_RELEASED = 3600000, "7200000", "604800000", 10000, 200
-local lane_rules_of = {} -- by queue and lane: { concurrency =, most =, window_ms =, is_paused =, size = }, or false
+local lane_rules_of = {} -- by queue and lane: { concurrency =, most =, window_ms =, paused =, size = }; paused: 1, or until when, or false
 
 local function as_number(reply) return type(reply) == "number" and reply or tonumber(type(reply) == "string" and reply or "") or 0 end
 
@@ -20,9 +20,9 @@ local function lane_rules(base, lane)
   local rules = lane_rules_of[base .. lane]
   if rules ~= nil then return rules end
   local function set(place) return lane_setting(base, lane, place) end
-  rules = { concurrency = set(2), most = set(3), window_ms = set(4), is_paused = set(5) == 1, size = set(6) }
+  rules = { concurrency = set(2), most = set(3), window_ms = set(4), paused = set(5), size = set(6) }
   if not (rules.window_ms and rules.window_ms >= 1) then rules.most = nil end
-  if not rules.concurrency and not rules.most and not rules.is_paused and not rules.size then rules = false end
+  if not rules.concurrency and not rules.most and not rules.paused and not rules.size then rules = false end
   lane_rules_of[base .. lane] = rules
   return rules
 end
@@ -31,7 +31,8 @@ end
 -- and when to look again.
 local function lane_room(base, lane, rules, now_ms)
   local room, started_room, look_ms = 1e9, 1e9, now_ms + LOOK_AGAIN_MS
-  if rules.is_paused then return 0, 0, now_ms + HELD_MS end
+  if rules.paused == 1 then return 0, 0, now_ms + HELD_MS end
+  if rules.paused and rules.paused > now_ms then return 0, 0, math.min(rules.paused, now_ms + HELD_MS) end
   local running_key = base .. "bp:running:" .. lane
   if rules.concurrency then room = rules.concurrency - as_number(redis.pcall("ZCARD", running_key)) end
   if rules.most then
