@@ -206,7 +206,7 @@ class Scenario:
         self.note("changed", (await get(queue.get_scheduler("s"))).every_ms)
         await self.do("pause", queue.pause_scheduler("s"))
         await self.do("resume", queue.resume_scheduler("s"))
-        self.note("run", (await get(queue.run_scheduler("s"))).startswith("repeat:s:"))
+        self.note("run", (await get(queue.run_scheduler("s", early=True))).startswith("repeat:s:"))
         await self.do("ended", queue.why_ended(await get(queue.get_scheduler("s"))))
         declared = [DeclaredScheduler("t", "tick", None, {"every": 60_000})]
         await self.do("declared", queue.reconcile_schedulers(declared))
