@@ -184,6 +184,49 @@ async def test_a_run_that_is_cancelled_ends_its_workers_before_the_hooks_of_the_
     assert told == ["job", "end"]
 
 
+@pytest.mark.parametrize("how", ["close_timeout", "a second stop"])
+async def test_hooks_of_the_end_that_hang_are_cancelled_one_after_the_other(app: Bullpen, how: str) -> None:
+    told, hangs = list[str](), asyncio.Event()
+
+    @app.on_shutdown
+    async def still_runs() -> None:
+        told.append("still runs")
+
+    @app.lifespan
+    async def first() -> AsyncIterator[None]:
+        yield
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("first")
+
+    @app.on_shutdown
+    async def second() -> None:
+        try:
+            hangs.set()
+            await asyncio.Event().wait()
+        finally:
+            told.append("second")
+
+    begun = asyncio.Event()
+    app.on_startup(begun.set)
+
+    @app.handler("work", close_timeout=100 if how == "close_timeout" else 3_600_000)
+    async def handle(job: Job) -> None: ...
+
+    async with asyncio.timeout(60):
+        run = asyncio.create_task(app.run(signals=False))
+        await begun.wait()
+        await add_and_wait(app, "work")
+        await app.stop()
+        await hangs.wait()
+        if how == "a second stop":
+            await app.stop(0)
+        await run
+
+    assert told == ["second", "first", "still runs"]
+
+
 async def test_a_program_that_only_adds_may_start_the_hooks_itself(app: Bullpen) -> None:
     told: list[str] = []
 
