@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import BatchOptions, Bullpen, InvalidOption, Job, JobBatch, JobFailed, Queue, Worker
+from bullpen import BatchOptions, Bullpen, Depends, InvalidOption, Job, JobBatch, JobFailed, Queue, Worker
 from bullpen.worker import Taker
 from tests.tasks import hooked_module
 
@@ -516,3 +516,31 @@ async def test_child_processes_need_an_app_that_they_can_import(app: Bullpen) ->
 
 def test_whoever_takes_jobs_by_hand_has_no_middleware(redis_url: str) -> None:
     assert not hasattr(Taker("work", connection=redis_url), "surround")
+
+
+@pytest.mark.parametrize("kind", ["task", "handler"])
+async def test_a_provider_of_a_plain_function_that_ended_late_sees_the_timeout(app: Bullpen, kind: str) -> None:
+    seen: list[str] = []
+
+    def session() -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            seen.append("rollback")
+            raise
+        seen.append("commit")
+
+    def charge(job: Job, given: Any = Depends(session)) -> None:
+        while not job.cancelled:
+            threading.Event().wait(0.01)
+
+    if kind == "task":
+        app.task("work", name="job", timeout=50)(charge)
+    else:
+        app.handler("work", timeout=50)(charge)
+
+    async with running(app):
+        with pytest.raises(JobFailed, match="timed out"):
+            await add_and_wait(app, "work")
+
+    assert seen == ["rollback"]
