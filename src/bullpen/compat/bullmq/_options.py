@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from bullpen._kernel.backoff import Backoff, CustomBackoff
+from bullpen._kernel.ids import ForeignName
 from bullpen._kernel.keep import KeepJobs
 from bullpen.errors import InvalidOption, JobNotFound
 from bullpen.wire.deduplication import Deduplication
@@ -39,6 +40,11 @@ _PLAIN: Final = {
 _OF_OTHERS: Final = frozenset({"attempts", "backoff", "removeOnComplete", "removeOnFail", "deduplication", "parent"})
 _OF_SCHEDULERS: Final = frozenset({"repeat", "prevMillis", "repeatJobKey", "offset"})
 """Written by schedulers into the jobs that they make."""
+
+
+def native_name(name: str) -> str:
+    """The name of a queue for bullpen, which takes no empty one from anybody else."""
+    return ForeignName(name) if name == "" else name
 
 
 def check_policies(opts: Mapping[str, Any]) -> None:

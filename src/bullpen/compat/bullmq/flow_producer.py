@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from bullpen.compat.bullmq._connection import connection_of, prefix_of
 from bullpen.compat.bullmq._errors import as_pypi
-from bullpen.compat.bullmq._options import child_arguments, job_arguments
+from bullpen.compat.bullmq._options import child_arguments, job_arguments, native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job
 from bullpen.compat.bullmq.queue import Queue
@@ -88,7 +88,7 @@ class FlowProducer(EventEmitter):
         return Flow(
             node.get("name", ""),
             node.get("data"),
-            queue=node.get("queueName"),
+            queue=native_name(node["queueName"]) if "queueName" in node else None,
             prefix=node.get("prefix", self.prefix),
             children=[self._flow(child, given) for child in node.get("children") or ()],
             **(job_arguments if is_root else child_arguments)(merged),

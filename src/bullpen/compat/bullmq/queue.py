@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from bullpen._kernel.duration import check_texts
 from bullpen.compat.bullmq._connection import connection_of, prefix_of, raw_client
 from bullpen.compat.bullmq._errors import as_json, as_pypi
-from bullpen.compat.bullmq._options import instant, job_arguments
+from bullpen.compat.bullmq._options import instant, job_arguments, native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job, remove_job
 from bullpen.compat.bullmq.job_scheduler import JobScheduler
@@ -42,7 +42,7 @@ class Queue(EventEmitter):
         self.prefix = prefix_of(self.opts)
         self.qualifiedName = f"{self.prefix}:{name}"
         self._connection, self._owns_connection = connection_of(self.opts)
-        self.native_queue = NativeQueue(name, connection=self._connection, prefix=self.prefix, attempts=1)
+        self.native_queue = NativeQueue(native_name(name), connection=self._connection, prefix=self.prefix, attempts=1)
         self._scheduler: JobScheduler | None = None
         self._client: Any = None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bullpen.compat.bullmq._connection import connection_of, prefix_of
+from bullpen.compat.bullmq._options import native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.errors import BullpenError, EventsLost
 from bullpen.queue.events import QueueEvents as NativeEvents
@@ -28,7 +29,10 @@ class QueueEvents(EventEmitter):
         self._connection, self._owns_connection = connection_of(self.opts)
         after = self.opts["lastEventId"]
         self.native_events = NativeEvents(
-            name, connection=self._connection, prefix=self.prefix, after=None if after in (None, "$") else after
+            native_name(name),
+            connection=self._connection,
+            prefix=self.prefix,
+            after=None if after in (None, "$") else after,
         )
         self._reading: asyncio.Future[None] | None = None
         if self.opts["autorun"]:
