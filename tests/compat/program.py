@@ -240,6 +240,12 @@ async def flowing() -> None:
     workers[1].on("completed", lambda job, value: ended.set_result(value))
     seen["sum"] = await ended
     seen["values"] = sorted((await parent.getChildrenValues()).values())
+    bare = await flows.add({"name": "no-data", "queueName": "bare"})
+    nothing = library.Queue("bare", OPTS)
+    jobs = [bare["job"], await nothing.add("none", None), *await nothing.addBulk([{"name": "bulk"}])]
+    seen["no data"] = [[job.data, (await nothing.getJob(job.id)).data] for job in (jobs[0], jobs[1])]
+    seen["no data in bulk"] = [jobs[2].data, sorted(repr(job.data) for job in await nothing.getWaiting())]
+    await nothing.close()
     for each in (*workers, children, parents, flows):
         await each.close()
 
@@ -286,6 +292,13 @@ async def scheduling() -> None:
     first = await queue.upsertJobScheduler("tick", {"every": 3_600_000}, "ticks", {"a": 1}, {"priority": 2})
     await queue.upsertJobScheduler("nine", {"pattern": "0 9 * * *", "tz": "Europe/Berlin", "limit": 9}, "nines")
     seen["next job"] = [first.name, first.data, first.id.startswith("repeat:tick:"), await queue.getJobState(first.id)]
+    bare = await queue.upsertJobScheduler("bare", {"every": 3_600_000}, "bares")
+    seen["templates"] = [
+        [each["key"], sorted(each.get("template", {}).items(), key=repr)]
+        for each in (await queue.getJobScheduler("bare"), await queue.getJobScheduler("tick"))
+    ]
+    seen["bare"] = bare.data
+    await queue.removeJobScheduler("bare")
     await queue.upsertJobScheduler("child", {"every": 3_600_000}, "children", None, {"failParentOnFailure": True})
     seen["policy"] = (await queue.getJobScheduler("child"))["template"]["opts"]["failParentOnFailure"]
     await queue.removeJobScheduler("child")

@@ -37,6 +37,14 @@ _LONG_NUMBER = b"0" * 16
 _LONG_NUMBER_INSIDE = b"d" + _LONG_NUMBER
 
 
+class _Null:
+    """See NULL."""
+
+
+NULL = _Null()
+"""JSON's null as the whole payload, where None means that nothing was given."""
+
+
 def encode(value: Any, *, what: str = "data") -> bytes:
     """Write `value` as JSON bytes; `what` is the name that an error uses for the whole value.
 
@@ -126,6 +134,8 @@ def _plain(value: Any, path: str, parents: set[int]) -> Any:
     """Copy `value` into exact built-in types, or raise NotJson at the path of the first part that cannot travel."""
     if value is None or value is True or value is False:
         return value
+    if value is NULL:
+        return None
     if isinstance(value, Enum) and isinstance(value, str | int | float):
         value = value.value
     if isinstance(value, str):

@@ -282,3 +282,8 @@ def test_sizes_are_the_bytes_that_are_written(text: str) -> None:
     raw = json.encode(text)
 
     assert len(raw) == len(standard.dumps(text, ensure_ascii=False).encode()) or b"\\u" in raw
+
+
+def test_null_as_the_whole_payload_is_written_as_such() -> None:
+    """Where None means that nothing was given."""
+    assert json.encode(json.NULL) == b"null"

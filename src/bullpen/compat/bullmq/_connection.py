@@ -1,8 +1,8 @@
 """Where the server is, in the forms that PyPI's `bullmq` takes.
 
-In: nothing (localhost:6379), a URL, a dictionary of redis-py's arguments, a redis-py client, or a Connection. Out: a
-Connection. A redis-py client is asked for its address and never spoken through: blocking reads and numbered calls need
-sockets of our own.
+In: nothing (localhost:6379, whatever is configured elsewhere), a URL, `embedded://` too, a dictionary of redis-py's
+arguments, a redis-py client, or a Connection. Out: a Connection. A redis-py client is asked for its address and never
+spoken through: blocking reads and numbered calls need sockets of our own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bullpen._kernel.ids import check_prefix
+from bullpen.compat.bullmq._names import check_names
 from bullpen.errors import InvalidOption, NotConfigured
-from bullpen.redis.address import host_and_port
+from bullpen.redis.address import NodeAddress, host_and_port
 from bullpen.redis.client import Connection
 
 _ADDRESS: Final = frozenset(
@@ -31,6 +32,7 @@ _OF_THE_CLIENT: Final = frozenset(
     | {"auto_close_connection_pool", "credential_provider"}
 )
 """How redis-py reads, waits and repeats: ours has rules of its own for that."""
+ARGUMENTS: Final = _ADDRESS | _TLS | _OF_THE_CLIENT
 
 
 def prefix_of(opts: Any) -> str:
@@ -46,10 +48,18 @@ def connection_of(opts: Any) -> tuple[Connection, bool]:
     if given is None:
         return Connection(host="localhost", port=6379), True
     if isinstance(given, str):
-        return Connection(given), True
+        return _from_url(given), True
     if isinstance(given, dict):
         return _from_arguments(given), True
     return _from_client(given), True
+
+
+def _from_url(url: str) -> Connection:
+    if url.startswith("embedded:"):
+        from bullpen.app import connect  # loaded where it is wanted: it brings the embedded server with it
+
+        return connect(url)
+    return Connection(url)
 
 
 def _from_client(client: Any) -> Connection:
@@ -99,10 +109,7 @@ def _tls_of(given: dict[str, Any]) -> bool | ssl.SSLContext:
 
 
 def _from_arguments(given: dict[str, Any]) -> Connection:
-    for name in given:
-        if name not in _ADDRESS and name not in _TLS and name not in _OF_THE_CLIENT:
-            # Without its value: a password whose name is misspelt is still one.
-            raise InvalidOption("connection", "arguments of redis.asyncio.Redis", name)
+    check_names(given, ARGUMENTS, "an argument of redis.asyncio.Redis", "connection")
     login = {"db": given.get("db") or None, **_login(given)}
     if (wait_s := given.get("socket_connect_timeout")) is not None:
         login["connect_timeout_ms"] = max(1, round(wait_s * 1000))
@@ -143,6 +150,11 @@ def raw_client(opts: Any) -> Any:
         raise NotConfigured(
             "`client` is a redis-py client, and redis-py is not installed: pip install redis"
         ) from error
+    if isinstance(given, str) and given.startswith("embedded:"):
+        node = _from_url(given).address  # starts that server, as first use does
+        assert isinstance(node, NodeAddress)  # it is one server
+        place = {"unix_socket_path": node.path} if node.path else {"host": node.host, "port": node.port}
+        return library.Redis(decode_responses=True, db=node.db, **place)
     if isinstance(given, str):
         return library.from_url(given, decode_responses=True)
     if given is None or isinstance(given, dict):

@@ -6,7 +6,6 @@ effect is better heard of when the job is added.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,6 +13,16 @@ from typing import Any, Final
 from bullpen._kernel.backoff import Backoff, CustomBackoff
 from bullpen._kernel.ids import ForeignName
 from bullpen._kernel.keep import KeepJobs
+from bullpen.compat.bullmq._names import (
+    BACKOFF,
+    DEDUPLICATION,
+    KEEP_JOBS,
+    LIMITER,
+    METRICS,
+    SETTINGS,
+    check_job_key,
+    check_names,
+)
 from bullpen.errors import InvalidOption, JobNotFound
 from bullpen.wire.deduplication import Deduplication
 from bullpen.wire.links import JobKey, OnFailure
@@ -40,6 +49,7 @@ _PLAIN: Final = {
 _OF_OTHERS: Final = frozenset({"attempts", "backoff", "removeOnComplete", "removeOnFail", "deduplication", "parent"})
 _OF_SCHEDULERS: Final = frozenset({"repeat", "prevMillis", "repeatJobKey", "offset"})
 """Written by schedulers into the jobs that they make."""
+_OF_CALLERS: Final = _PLAIN.keys() | _OF_OTHERS | _POLICIES.keys()
 
 
 def native_name(name: str) -> str:
@@ -54,15 +64,49 @@ def check_policies(opts: Mapping[str, Any]) -> None:
         raise ValueError(f"The following options cannot be used together: {given}")
 
 
+def check_job_options(opts: object, path: str = "") -> None:
+    """Refuse a name that the options of a job do not have, at any depth."""
+    if not opts:
+        return
+    if isinstance(opts, Mapping):
+        # A job that a scheduler made may be added again as it is.
+        if opts.get("repeat") and not opts.keys() & {"prevMillis", "repeatJobKey"}:
+            place = f"{path}.repeat" if path else "repeat"
+            raise InvalidOption(
+                place, "nothing here: `add` stores one job", "repeat", suggestion="queue.upsertJobScheduler(id, {…})"
+            )
+        opts = {name: value for name, value in opts.items() if name not in _OF_SCHEDULERS}
+    check_names(opts, _OF_CALLERS, "a job option", path)
+    assert isinstance(opts, Mapping)
+    inside = f"{path}." if path else ""
+    if (backoff := opts.get("backoff")) and not isinstance(backoff, int):
+        check_names(backoff, BACKOFF, "a part of a backoff", f"{inside}backoff")
+    check_names(opts.get("deduplication"), DEDUPLICATION, "a part of a deduplication", f"{inside}deduplication")
+    check_retention(opts, inside)
+    check_job_key(opts.get("parent"), f"{inside}parent")
+
+
+def check_retention(opts: Mapping[str, Any], inside: str = "") -> None:
+    """The same for which finished jobs stay."""
+    for name in ("removeOnComplete", "removeOnFail"):
+        if isinstance(rule := opts.get(name), Mapping):
+            check_names(rule, KEEP_JOBS, "a part of a rule", f"{inside}{name}")
+
+
+def check_worker_parts(opts: Mapping[str, Any]) -> None:
+    """The same for the dictionaries in the options of a worker."""
+    check_names(opts.get("settings"), SETTINGS, "a setting", "settings")
+    check_names(opts.get("metrics"), METRICS, "a part of metrics", "metrics")
+    check_names(limiter := opts.get("limiter"), LIMITER, "a part of a limiter", "limiter")
+    if limiter is not None and LIMITER - limiter.keys():
+        raise InvalidOption("limiter", "both `max` and `duration`", ", ".join(sorted(limiter)) or "neither")
+    check_retention(opts)
+
+
 def job_arguments(opts: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `Queue.add` for the options of one job."""
     check_policies(opts)
-    known = _PLAIN.keys() | _OF_OTHERS | _POLICIES.keys() | _OF_SCHEDULERS
-    for name, value in opts.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known - _OF_SCHEDULERS), 1)
-            there_are = f"the name of a job option ({', '.join(sorted(known - _OF_SCHEDULERS))})"
-            raise InvalidOption(name, there_are, value, suggestion=near[0] if near else None)
+    check_job_options(opts)
     given: dict[str, Any] = {ours: opts[theirs] for theirs, ours in _PLAIN.items() if opts.get(theirs) is not None}
     given["attempts"] = max(1, opts.get("attempts") or 1)
     given["backoff"] = _backoff(opts.get("backoff"))

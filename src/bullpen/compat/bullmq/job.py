@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from bullpen._kernel.json import NULL
 from bullpen.compat.bullmq._errors import as_json, as_pypi
+from bullpen.compat.bullmq._names import check_job_key, check_names, state_of
 from bullpen.compat.bullmq._options import check_policies
 from bullpen.errors import JobNotFound, JobStateConflict
 from bullpen.queue.job import Job as NativeJob
@@ -139,7 +141,7 @@ class Job:
     async def updateData(self, data: Any) -> None:
         """Replace the payload."""
         with as_pypi("updateData", self.id), as_json(data):
-            await (await self._native()).update_data(data)
+            await (await self._native()).update_data(NULL if data is None else data)
         self.data = data
 
     async def updateProgress(self, progress: Any) -> None:
@@ -163,7 +165,9 @@ class Job:
         """Whether it has to wait for children, or for `opts["child"]`; then raise WaitingChildrenError behind it."""
         del token
         with as_pypi("moveToWaitingChildren", self.id):
+            check_names(opts, ("child",), "an option of moveToWaitingChildren")
             child = (opts or {}).get("child")
+            check_job_key(child, "child")
             if child is None:
                 return (await self._calls.children_counts(self._own_id)).pending > 0
             pending = (await self._calls.children(self._own_id)).pending
@@ -250,7 +254,7 @@ class Job:
 
     async def isInList(self, list_name: str) -> bool:
         """Whether it is in this state, by the name of its key."""
-        return await self._is(JobState("waiting" if list_name in ("wait", "paused") else list_name))
+        return await self._is(state_of("list_name", list_name))
 
     # ---- changes ----------------------------------------------------------------------------------------------
 
@@ -262,15 +266,18 @@ class Job:
 
     async def retry(self, state: str = "failed", opts: Mapping[str, Any] | None = None) -> None:
         """Put a failed or completed job back in line. Its starts go on being counted."""
+        check_names(opts, ("resetAttemptsMade", "resetAttemptsStarted"), "an option of retry")
+        wanted = state_of("state", state)
         with as_pypi("reprocessJob", self.id, state=state):
             resets = bool((opts or {}).get("resetAttemptsMade"))
-            await self._calls.retry(self._own_id, state=JobState(state), reset_attempts=resets)
+            await self._calls.retry(self._own_id, state=wanted, reset_attempts=resets)
         self.failedReason = self.finishedOn = self.processedOn = self.returnvalue = None
         if resets:
             self.attemptsMade = 0
 
     async def changePriority(self, opts: Mapping[str, Any]) -> None:
         """Give it another priority."""
+        check_names(opts, ("priority", "lifo"), "an option of changePriority")
         priority = opts.get("priority", 0)
         with as_pypi("changePriority", self.id):
             await self._calls.change_priority(self._own_id, priority, lifo=bool(opts.get("lifo")))
@@ -307,6 +314,7 @@ class Job:
 
 async def remove_job(calls: NativeQueue, job_id: str, opts: Mapping[str, Any] | None) -> int:
     """1 when it is gone, 0 when it runs."""
+    check_names(opts, ("removeChildren",), "an option of remove")
     try:
         await calls.remove(job_id, children=bool((opts or {}).get("removeChildren", True)))
     except JobStateConflict:

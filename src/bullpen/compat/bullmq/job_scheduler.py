@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bullpen.compat.bullmq._options import instant, job_arguments, template_policy
+from bullpen.compat.bullmq._names import check_names
+from bullpen.compat.bullmq._options import check_job_options, instant, job_arguments, template_policy
 from bullpen.compat.bullmq.job import Job, JobHome
 from bullpen.errors import InvalidOption
 from bullpen.queue.queue import Queue as NativeQueue
@@ -53,7 +54,8 @@ class JobScheduler:
         limit = rule.get("limit")
         if (limit is not None and (rule.get("count") or 0) + 1 > limit) or (end and end.timestamp() < time.time()):
             return None
-        template = {name: value for name, value in (opts or {}).items() if name != "prevMillis"}
+        check_job_options(opts)
+        template = {name: value for name, value in (opts or {}).items() if name not in ("prevMillis", "repeat")}
         record = await self._calls.upsert_scheduler(
             job_scheduler_id,
             job_name,
@@ -71,7 +73,9 @@ class JobScheduler:
         )
         native = await self._calls.get_job(record.job_id)
         if native is not None:
-            return Job.of(self.queue, native)
+            job = Job.of(self.queue, native)
+            job.data = job_data  # as it was given, also None
+            return job
         # A worker was faster.
         return Job(self.queue, job_name, job_data, {**template, "repeatJobKey": job_scheduler_id}, record.job_id)
 
@@ -107,9 +111,7 @@ class JobScheduler:
 
 
 def _check(rule: Mapping[str, Any]) -> None:
-    for name in rule:
-        if name not in _RULE:
-            raise InvalidOption(name, f"an option of a scheduler: {', '.join(sorted(_RULE))}", rule[name])
+    check_names(rule, _RULE, "an option of a scheduler")
     if rule.get("pattern") and rule.get("every"):
         raise ValueError("Both .pattern and .every options are defined for this repeatable job")
     if not rule.get("pattern") and not rule.get("every"):
@@ -131,6 +133,9 @@ def _shown(record: SchedulerRecord) -> dict[str, Any]:
         "offset": record.offset_ms or None,
     }
     shown |= {name: value for name, value in optional.items() if value is not None}
-    template = {"data": record.data, "opts": record.opts.to_json()}
-    shown["template"] = {name: value for name, value in template.items() if value is not None}
+    # A template without options has one attempt, which is what no word about it means to every reader.
+    opts = {name: value for name, value in record.opts.to_json().items() if (name, value) != ("attempts", 1)}
+    template = {"data": record.data, "opts": opts}
+    if template := {name: value for name, value in template.items() if value not in (None, {})}:
+        shown["template"] = template
     return shown

@@ -6,14 +6,16 @@ behind it, with all that this face does not have.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from bullpen._kernel.duration import check_texts
+from bullpen._kernel.json import NULL
 from bullpen.compat.bullmq._connection import connection_of, prefix_of, raw_client
 from bullpen.compat.bullmq._errors import as_json, as_pypi
-from bullpen.compat.bullmq._options import instant, job_arguments, native_name
+from bullpen.compat.bullmq._names import BULK_ENTRY, QUEUE, SETTINGS, check_backend, check_event, check_names, state_of
+from bullpen.compat.bullmq._options import check_job_options, instant, job_arguments, native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job, remove_job
 from bullpen.compat.bullmq.job_scheduler import JobScheduler
@@ -38,6 +40,10 @@ class Queue(EventEmitter):
         super().__init__()
         self.name = name
         self.opts: Mapping[str, Any] = opts or {}
+        check_names(self.opts, QUEUE, "an option of Queue")
+        check_backend(self.opts)
+        check_names(self.opts.get("settings"), SETTINGS, "a setting", "settings")
+        check_job_options(self.opts.get("defaultJobOptions"), "defaultJobOptions")
         self.jobsOpts: Mapping[str, Any] = self.opts.get("defaultJobOptions") or {}
         self.prefix = prefix_of(self.opts)
         self.qualifiedName = f"{self.prefix}:{name}"
@@ -57,25 +63,42 @@ class Queue(EventEmitter):
         """The key of this name in Redis."""
         return f"{self.qualifiedName}:{type}"
 
+    def on(self, event_name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Taken for `error` alone, as programs do; what happens to jobs is heard by QueueEvents."""
+        check_event(event_name, ("error",), "Queue; QueueEvents hears of jobs")
+        return super().on(event_name, function)
+
     # ---- adding -----------------------------------------------------------------------------------------------
 
     async def add(self, name: str, data: Any, opts: Mapping[str, Any] | None = None) -> Job:
         """Store one job and return it."""
+        check_job_options(opts)
         merged = {**self.jobsOpts, **(opts or {})}
         job = Job(self, name, data, merged)
         with as_pypi("addJob", job.id, parent=job.parentKey), as_json(data):
-            job.id = (await self.native_queue.add(name, data, **job_arguments(merged))).id
+            job.id = (await self.native_queue.add(name, NULL if data is None else data, **job_arguments(merged))).id
         return job
 
     async def addBulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job]:
         """Store many; each has `name`, `data` and `opts`."""
+        listed = list(jobs)
+        for position, one in enumerate(listed):
+            check_names(one, BULK_ENTRY, "a part of a job", f"jobs[{position}]")
+            check_job_options(one.get("opts"), f"jobs[{position}].opts")
         made = [
             Job(self, one.get("name", ""), one.get("data"), {**self.jobsOpts, **(one.get("opts") or {})})
-            for one in jobs
+            for one in listed
         ]
         parent = next((job.parentKey for job in made if job.parentKey), None)
         with as_pypi("addJob", parent=parent), as_json([job.data for job in made]):
-            new = [NewJob(job.name, job.data, cast("NewJobArguments", job_arguments(job.opts))) for job in made]
+            new = [
+                NewJob(
+                    job.name,
+                    NULL if job.data is None else job.data,
+                    cast("NewJobArguments", job_arguments(job.opts)),
+                )
+                for job in made
+            ]
             for job, native in zip(made, await self.native_queue.add_many(new), strict=True):
                 job.id = native.id
         return made
@@ -167,12 +190,13 @@ class Queue(EventEmitter):
     async def retryJobs(self, opts: Mapping[str, Any] | None = None) -> None:
         """Let all failed jobs run again, or all that completed."""
         given = opts or {}
+        check_names(given, ("state", "count", "timestamp"), "an option of retryJobs")
         until = instant("timestamp", given.get("timestamp"))
-        await self.native_queue.retry_all(JobState(given.get("state") or "failed"), until=until)
+        await self.native_queue.retry_all(state_of("state", given.get("state") or "failed"), until=until)
 
     async def promoteJobs(self, opts: Mapping[str, Any] | None = None) -> None:
         """Let all delayed jobs run now. `count` is the size of a step of PyPI's; here there is one step."""
-        del opts
+        check_names(opts, ("count",), "an option of promoteJobs")
         await self.native_queue.promote_all()
 
     async def trimEvents(self, maxLength: int) -> int:
@@ -185,7 +209,7 @@ class Queue(EventEmitter):
 
     async def clean(self, grace: int, limit: int, type: str) -> list[str]:
         """Delete jobs of a state that are older than `grace` ms, at most `limit` (0: all); returns their ids."""
-        return await self.native_queue.clean(grace, state=_state(type), limit=limit or None)
+        return await self.native_queue.clean(grace, state=state_of("type", type), limit=limit or None)
 
     async def remove(self, job_id: str, opts: Mapping[str, Any] | None = None) -> int:
         """Delete one job. 1 when it is gone, 0 when it runs."""
@@ -208,7 +232,7 @@ class Queue(EventEmitter):
     async def getJobs(self, types: Iterable[str], start: int = 0, end: int = -1, asc: bool = False) -> list[Job]:
         """The jobs from position `start` to `end` of each of these states."""
         found: dict[str, Job] = {}
-        for state in dict.fromkeys(_state(each) for each in self.sanitizeJobTypes(types)):
+        for state in dict.fromkeys(state_of("types", each) for each in self.sanitizeJobTypes(types)):
             async with aclosing(self._walk(state, start, end, asc)) as jobs:
                 async for job in jobs:
                     found.setdefault(job.id or "", job)
@@ -233,8 +257,9 @@ class Queue(EventEmitter):
 
     async def getJobCounts(self, *types: str) -> dict[str, int]:
         """How many jobs there are, by state."""
+        states = {each: state_of("types", each) for each in self.sanitizeJobTypes(types)}
         counts = await self.native_queue.counts()
-        return {each: _count(counts, each) for each in self.sanitizeJobTypes(types)}
+        return {each: _count(counts, each, state) for each, state in states.items()}
 
     async def getJobCountByTypes(self, *types: str) -> int:
         """How many jobs there are in these states together."""
@@ -343,12 +368,8 @@ class Queue(EventEmitter):
         return await self.jobScheduler.getSchedulersCount()
 
 
-def _state(type: str) -> JobState:
-    return JobState("waiting" if type in ("wait", "paused") else type)
-
-
-def _count(counts: JobCounts, type: str) -> int:
+def _count(counts: JobCounts, type: str, state: JobState) -> int:
     if type == "paused":
         return 0  # what waits in a paused queue is counted as waiting
-    number: int = getattr(counts, _state(type).value.replace("-", "_"))
+    number: int = getattr(counts, state.value.replace("-", "_"))
     return number

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bullpen.compat.bullmq._connection import connection_of, prefix_of
+from bullpen.compat.bullmq._names import QUEUE_EVENTS, check_backend, check_names
 from bullpen.compat.bullmq._options import native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.errors import BullpenError, EventsLost
@@ -22,7 +23,9 @@ class QueueEvents(EventEmitter):
     def __init__(self, name: str, opts: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.name = name
+        check_names(opts, QUEUE_EVENTS, "an option of QueueEvents")
         self.opts: dict[str, Any] = {"blockingTimeout": 10_000, "lastEventId": "$", "autorun": True, **(opts or {})}
+        check_backend(self.opts)
         self.prefix = prefix_of(self.opts)
         self.qualifiedName = f"{self.prefix}:{name}"
         self.running = self.closing = self.closed = False

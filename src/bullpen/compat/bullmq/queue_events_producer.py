@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bullpen.compat.bullmq._connection import connection_of, prefix_of
+from bullpen.compat.bullmq._names import COMMON, check_backend, check_names
 from bullpen.compat.bullmq._options import native_name
 from bullpen.queue.queue import Queue as NativeQueue
 
@@ -18,6 +19,8 @@ class QueueEventsProducer:
     def __init__(self, name: str, opts: Mapping[str, Any] | None = None) -> None:
         self.name = name
         self.opts: Mapping[str, Any] = opts or {}
+        check_names(self.opts, COMMON, "an option of QueueEventsProducer")
+        check_backend(self.opts)
         self.prefix = prefix_of(self.opts)
         self.qualifiedName = f"{self.prefix}:{name}"
         self.closing = False

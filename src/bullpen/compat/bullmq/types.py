@@ -81,6 +81,7 @@ class QueueBaseOptions(TypedDict, total=False):
     connection: ConnectionOptions
     defaultJobOptions: JobOptions
     settings: dict[str, Any]
+    backend: str
     skipVersionCheck: bool
     skipWaitingForReady: bool
 
@@ -105,6 +106,7 @@ class WorkerOptions(TypedDict, total=False):
     settings: dict[str, Any]
     prefix: str
     connection: ConnectionOptions
+    backend: str
     skipVersionCheck: bool
     skipWaitingForReady: bool
 
@@ -117,7 +119,9 @@ class QueueEventsOptions(TypedDict, total=False):
     autorun: bool
     blockingTimeout: int
     lastEventId: str
+    backend: str
     skipVersionCheck: bool
+    skipWaitingForReady: bool
 
 
 class QueueEventsProducerOptions(TypedDict, total=False):
@@ -125,7 +129,9 @@ class QueueEventsProducerOptions(TypedDict, total=False):
 
     prefix: str
     connection: ConnectionOptions
+    backend: str
     skipVersionCheck: bool
+    skipWaitingForReady: bool
 
 
 class RetryJobsOptions(TypedDict, total=False):

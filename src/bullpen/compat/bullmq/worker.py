@@ -17,13 +17,14 @@ from typing import Any, Final
 
 from bullpen._kernel.rates import RateLimit
 from bullpen.compat.bullmq._connection import connection_of, prefix_of, raw_client
-from bullpen.compat.bullmq._options import AnyStrategy, native_name, retention
+from bullpen.compat.bullmq._names import WORKER, check_backend, check_event, check_names
+from bullpen.compat.bullmq._options import AnyStrategy, check_worker_parts, native_name, retention
 from bullpen.compat.bullmq.abort_controller import AbortController
 from bullpen.compat.bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildrenError
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job
 from bullpen.compat.bullmq.job_scheduler import JobScheduler
-from bullpen.errors import DelayJob, InvalidOption, WaitForChildren
+from bullpen.errors import DelayJob, WaitForChildren
 from bullpen.queue.job import Job as NativeJob
 from bullpen.queue.queue import Queue as NativeQueue
 from bullpen.worker.options import WorkerArguments
@@ -40,12 +41,10 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "stalledInterval": 30_000,
     "runRetryDelay": 15_000,
 }
-_KNOWN: Final = frozenset(
-    (
-        *("name", "autorun", "limiter", "metrics", "maxStartedAttempts", "lockRenewTime", "settings"),
-        *("removeOnComplete", "removeOnFail", "prefix", "connection", "skipVersionCheck", "skipWaitingForReady"),
-        *_DEFAULTS,
-    )
+_EVENTS: Final = frozenset(
+    {"active", "completed", "failed", "error", "stalled", "paused", "resumed", "closed"}
+    # Of their own renewal of locks; here a thread renews them, and nothing is heard of it.
+    | {"locksRenewed", "lockRenewalFailed"}
 )
 _MOST_BY_HAND: Final = 1_000
 _FOR_EVER: Final = timedelta(days=365)
@@ -58,9 +57,9 @@ class Worker(EventEmitter):
     def __init__(self, name: str, processor: Callable[..., Any] | None, opts: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         given = dict(opts or {})
-        for option, value in given.items():
-            if option not in _KNOWN:
-                raise InvalidOption(option, f"an option of a worker: {', '.join(sorted(_KNOWN))}", value)
+        check_names(given, WORKER, "an option of Worker")
+        check_backend(given)
+        check_worker_parts(given)
         self.name, self.processor = name, processor
         self.opts: dict[str, Any] = {**_DEFAULTS, **given}
         self.opts.setdefault("lockRenewTime", self.opts["lockDuration"] // 2)
@@ -258,6 +257,11 @@ class Worker(EventEmitter):
         return job
 
     # ---- events -----------------------------------------------------------------------------------------------
+
+    def on(self, event_name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Call `function` for each such event; returns it."""
+        check_event(event_name, _EVENTS, "a worker")
+        return super().on(event_name, function)
 
     def _listen(self) -> None:
         worker = self.native_worker
