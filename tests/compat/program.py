@@ -325,14 +325,16 @@ async def without_a_name() -> None:
     async def process(job: Any, token: str) -> Any:
         return job.data
 
-    job = await queue.add("unnamed", {"n": 1})
+    flows = library.FlowProducer(OPTS)
+    added = await flows.add({"name": "unnamed", "queueName": "", "data": {"n": 1}})
     worker = library.Worker("", process, OPTS)
     worker.on("completed", lambda job, value: done.set())
     await asyncio.wait_for(done.wait(), 30)
-    stored = await library.Job.fromId(queue, job.id)
+    stored = await library.Job.fromId(queue, added["job"].id)
     seen["unnamed"] = [stored.returnvalue, await queue.getJobCounts("completed"), queue.toKey("meta")]
     await worker.close()
     await queue.close()
+    await flows.close()
 
 
 async def main() -> None:

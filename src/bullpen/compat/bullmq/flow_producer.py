@@ -134,7 +134,7 @@ class FlowProducer(EventEmitter):
 
 def _check_node(node: Mapping[str, Any], path: str) -> None:
     check_names(node, FLOW_NODE, "a part of a flow", path)
-    if not node.get("queueName"):
+    if not isinstance(node.get("queueName"), str):
         raise InvalidOption(f"{path}.queueName", "the name of a queue", node.get("queueName"))
     check_job_options(node.get("opts"), f"{path}.opts")
     for position, child in enumerate(node.get("children") or ()):
