@@ -255,15 +255,26 @@ class JobStateConflict(QueueError):
 
 class JobLockLost(QueueError):
     """The lock ran out before the outcome was written. The outcome was dropped; another worker has the job, or it is
-    gone (`is_gone`)."""
+    gone (`is_gone`), or somebody cancelled it (`cancelled` is the reason that was given)."""
 
-    def __init__(self, queue: str, job_id: str, held_ms: int, why: str | None = None, *, is_gone: bool = False) -> None:
+    def __init__(
+        self,
+        queue: str,
+        job_id: str,
+        held_ms: int,
+        why: str | None = None,
+        *,
+        is_gone: bool = False,
+        cancelled: str | None = None,
+    ) -> None:
         what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
         what += "; another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler"
         if is_gone:
             what = "outcome not written, the job is gone: it was removed, or the queue was emptied, while it ran"
+        if cancelled is not None:
+            what = "outcome not written, the job was cancelled" + (f": {cancelled}" if cancelled else "")
         super().__init__(f"job {job_id!r} of queue {queue!r}: {what}", queue=queue, job_id=job_id)
-        self.held_ms, self.is_gone = held_ms, is_gone
+        self.held_ms, self.is_gone, self.cancelled = held_ms, is_gone, cancelled
 
 
 class JobFailed(QueueError):

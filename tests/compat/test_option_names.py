@@ -40,6 +40,7 @@ def check(error: InvalidOption, place: str, meant: str | None) -> str:
     text = str(error)
     assert (error.option, error.suggestion) == (place, meant)
     assert text.startswith(f"{place}: expected ") and "\n" not in text
+    assert len(text) < 400
     assert meant is None or text.endswith(f"; did you mean {meant!r}?")
     return text
 

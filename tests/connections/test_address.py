@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen import Queue
 from bullpen.errors import InvalidOption
 from bullpen.redis import Connection
 from bullpen.redis.address import ClusterAddress, NodeAddress, SentinelAddress, parse_url
@@ -249,3 +250,10 @@ class TestTls:
 
         with pytest.raises(InvalidOption, match=r"ca\.pem"):
             Connection(f"rediss://cache?ca={wrong}")
+
+
+def test_the_forms_of_an_address_name_the_embedded_server() -> None:
+    with pytest.raises(InvalidOption, match="or embedded://directory"):
+        Queue("q", connection="redi://localhost")
+    with pytest.raises(InvalidOption, match="the embedded one is opened by `connection=` of Queue"):
+        Connection("embedded:///tmp/x")

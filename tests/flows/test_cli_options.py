@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from bullpen.cli.workers import _by_process
 from bullpen.errors import PermanentError
 from bullpen.ledger import Ledger
 from bullpen.messages import Messages
+from bullpen.ops.overview import ConnectedWorker
 from bullpen.plugins.transports.memory import MemoryClient
 from bullpen.ports.source import SourceEvent
 from bullpen.queue import Job, Queue
@@ -268,3 +271,34 @@ def test_messages_are_listed_by_recipient_occasion_and_tenant(sqlite_url: str, t
     assert listed("--occasion", "birthday") == ["person-1"]
     assert listed("--tenant", "acme") == ["person-1"]
     assert len(listed("--limit", "1")) == 1
+
+
+def test_a_worker_of_ours_names_its_library_and_no_path_for_a_host() -> None:
+    """The server knows of a worker what its connection says: its name, and an address."""
+    seen = [ConnectedWorker("mails", "web-1-4711-0a1b2c", "/run/redis.sock:0", 5, 1, "")]
+    seen += [ConnectedWorker("mails", "own", "/run/redis.sock:0", 5, 1, "")]
+    seen += [ConnectedWorker("mails", "", "10.0.0.7:51234", 5, 1, "ioredis 5.4")]
+
+    shown = [(each["host"], each["pid"], each["name"], each["library"]) for each in _by_process(seen, Counter())]
+
+    assert shown == [
+        ("web-1", 4711, None, "bullpen"),
+        ("(unix socket)", None, "own", None),
+        ("10.0.0.7", None, None, "ioredis 5.4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("queues limits set emails --rate 100", "'100'; write jobs and time, as 100/1m, or 'none'"),
+        ("queues limits set emails --concurrency 0", "'0'; write a whole number of at least 1, or 'none'"),
+        ("queues lanes set emails a", "pass --weight, --concurrency, --rate or --size"),
+        ("jobs add emails hi --replace-finished", "--replace-finished goes with --id"),
+    ],
+)
+def test_a_wrong_value_is_told_what_may_stand_there(redis_url: str, tmp_path: Path, words: str, said: str) -> None:
+    answer = cli(*words.split(), "--redis", redis_url, cwd=tmp_path)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert said in " ".join(answer.err.split())

@@ -251,11 +251,11 @@ def test_schedules_are_listed_shown_and_fired(daily: int, redis_url: str, type_:
     assert type_("schedules", "show", "emails", "nope").code == 1
 
     job_id = f"repeat:beat:{daily}"
-    assert type_("schedules", "run", "emails", "beat").out == f"runs now: {job_id}\n"
+    assert type_("schedules", "run", "emails", "beat", "--early").out == f"runs now: {job_id}\n"
     assert counts(redis_url)["waiting"] == 2
-    again = type_("schedules", "run", "emails", "beat")
+    again = type_("schedules", "run", "emails", "beat", "--early")
     assert (again.code, again.err) == (1, f"bullpen: the job '{job_id}' of this scheduler is due already\n")
-    cut = type_("schedules", "run", "emails", "daily", "--json")
+    cut = type_("schedules", "run", "emails", "daily", "--early", "--json")
     assert (cut.code, "has no next job" in cut.err) == (1, True)
     assert type_("schedules", "run", "emails", "nope").code == 1
 
@@ -295,7 +295,7 @@ def test_a_scheduler_that_has_ended_says_so(
     shown = json.loads(type_("schedules", "show", "emails", "beat", "--json").out)
     assert (shown["ended"], shown["instants"]) == (why, [])
     assert f"fires no more: {why}" in type_("schedules", "show", "emails", "beat").out
-    again = type_("schedules", "run", "emails", "beat")
+    again = type_("schedules", "run", "emails", "beat", "--early")
     assert (again.code, f"the scheduler 'beat' has ended ({why})" in again.err) == (1, True)
 
 
@@ -352,7 +352,7 @@ def test_a_schedule_is_added_paused_resumed_and_removed(redis_url: str, type_: T
     assert "is paused; `bullpen schedules resume emails beat`" in type_("schedules", "show", "emails", "beat").out
     again = type_("schedules", "add", "emails", "beat", "--every", "3h", "--offset", "5m")
     assert again.out == "beat is stored, and paused as before\n"
-    assert type_("schedules", "run", "emails", "beat").code == 1
+    assert type_("schedules", "run", "emails", "beat", "--early").code == 1
     assert json.loads(type_("schedules", "resume", "emails", "beat", "--json").out) == {"resumed": "beat"}
     assert json.loads(type_("schedules", "show", "emails", "beat", "--json").out)["every"] == 10_800_000
 

@@ -103,7 +103,7 @@ USES: dict[str, Use] = {
     "schedules pause": Use("emails nobody", r"there is no scheduler 'nobody'", code=1),
     "schedules resume": Use("emails nobody", r"there is no scheduler 'nobody'", code=1),
     "schedules preview": Use("@daily-is-no-pattern", r"expected a cron pattern", code=2),
-    "schedules run": Use("emails beat", r"runs now: repeat:beat:\d+"),
+    "schedules run": Use("emails beat --early", r"runs now: repeat:beat:\d+"),
     "dead-letters stats": Use("", r"emails-dlq +\d"),
     "dead-letters groups": Use("", r"no stamp"),
     "dead-letters list": Use("emails", r"no stamp"),

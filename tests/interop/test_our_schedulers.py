@@ -148,7 +148,7 @@ async def test_a_scheduler_of_another_client_can_be_changed_paused_and_run(
     assert _to_come(client) == []
     await queue.resume_scheduler("s")
     assert _to_come(client) == [first]
-    assert await queue.run_scheduler("s") == first
+    assert await queue.run_scheduler("s", early=True) == first
     await other.start_worker("theirs", "q", {})
     await until_event(client, "q", "completed", first)
     changed = await queue.upsert_scheduler("s", "t", cron="0 0 2 1 *")

@@ -79,7 +79,7 @@ async def test_a_failed_child_that_its_parent_waits_for_is_not_replaced(kit: Kit
 
 
 async def test_it_needs_an_id_and_a_plain_answer(kit: Kit) -> None:
-    with pytest.raises(InvalidOption, match="replace_finished: expected a job_id that is not in use, got True"):
+    with pytest.raises(InvalidOption, match="replace_finished: expected together with job_id, the id"):
         await kit.queue().add("job", {}, replace_finished=True)
     with pytest.raises(InvalidOption, match="replace_finished: expected True or False, got 'yes'"):
         await kit.queue().add("job", {}, job_id="a", replace_finished="yes")  # type: ignore[arg-type]  # the mistake

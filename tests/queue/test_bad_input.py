@@ -10,18 +10,41 @@ import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
+from bullpen import Bullpen, Depends
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.keep import KeepJobs
 from bullpen._kernel.policy import DeadLetterPolicy
 from bullpen.errors import InvalidOption, JobNotFound, JobStateConflict, NotJson, PayloadTooLarge
-from bullpen.queue import JobState, NewJob, Queue, QueueEvents, RateLimit
+from bullpen.queue import Flow, Job, JobState, NewJob, Queue, QueueEvents, RateLimit
 from bullpen.redis import Connection
-from bullpen.worker import Worker
+from bullpen.worker import BatchOptions, Taker, Worker
 from tests.queue._kit import Kit, nothing
+
+
+async def takes_a_token(job: Job, token: str) -> None:
+    """As `process` of PyPI `bullmq`."""
+
+
+async def takes_nothing() -> None:
+    pass
+
+
+async def takes_more(job: Job, token: str = "", **more: Any) -> None:
+    pass
+
+
+async def takes_a_session(job: Job, session: Annotated[Connection, Depends()], other: Any = Depends(nothing)) -> None:
+    pass
+
+
+class Callable_:  # noqa: N801 - an object that can be called
+    async def __call__(self, job: Job) -> None:
+        pass
+
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     # options, the option that the error names, a part of what it expected
@@ -88,7 +111,10 @@ class TestAdd:
 
     @pytest.mark.parametrize(
         ("wrong", "right"),
-        [("dealy", "delay"), ("retries", "attempts"), ("jobId", "job_id"), ("removeOnComplete", "remove_on_complete")],
+        [
+            *(("dealy", "delay"), ("retries", "attempts"), ("jobId", "job_id")),
+            *(("removeOnComplete", "remove_on_complete"), ("dedupe", "deduplication"), ("debounce", "deduplication")),
+        ],
     )
     async def test_a_misspelt_option_names_the_right_one(self, kit: Kit, wrong: str, right: str) -> None:
         """An option that does nothing is found in production; one that is refused, at once."""
@@ -97,6 +123,59 @@ class TestAdd:
         given: dict[str, Any] = {wrong: 5}
         with pytest.raises(InvalidOption, match=f"{wrong}: expected the name of a job option.*did you mean '{right}'"):
             await queue.add("job", {}, **given)
+
+    @pytest.mark.parametrize(
+        ("wrong", "right"),
+        [("pattern", "cron"), ("immediatly", "immediately"), ("evry", "every"), ("atempts", "attempts")],
+    )
+    async def test_a_misspelt_option_of_a_scheduler_names_the_right_one(self, kit: Kit, wrong: str, right: str) -> None:
+        given: dict[str, Any] = {wrong: "1"}
+        with pytest.raises(InvalidOption, match=f"{wrong}: expected the name of an option of a scheduler.*'{right}'"):
+            await kit.queue().upsert_scheduler("s", **given)
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ("conection", "the name of an argument of Queue or a job option.*did you mean 'connection'"),
+            ("max_bufered", "did you mean 'max_buffered'"),
+            ("concurrency", "set concurrency on Worker"),
+        ],
+    )
+    def test_a_misspelt_argument_of_a_queue_names_the_right_one(self, wrong: str, said: str) -> None:
+        given: dict[str, Any] = {wrong: 4}
+        with pytest.raises(InvalidOption, match=f"{wrong}: .*{said}"):
+            Queue("q", **given)
+
+    @pytest.mark.parametrize(
+        ("made", "wrong", "said"),
+        [
+            (Worker, "lockDuration", "an argument of Worker.*did you mean 'lock'"),
+            (Worker, "conection", "did you mean 'connection'"),
+            (Worker, "limiter", "did you mean 'limit'"),
+            (Taker, "ahed", "an argument of Taker.*did you mean 'ahead'"),
+        ],
+    )
+    def test_a_misspelt_argument_of_a_worker_names_the_right_one(self, made: Any, wrong: str, said: str) -> None:
+        given: dict[str, Any] = {wrong: 4}
+        with pytest.raises(InvalidOption, match=f"{wrong}: expected {said}" if "arg" in said else f"{wrong}: .*{said}"):
+            made("q", *([nothing] if made is Worker else []), **given)
+
+    async def test_options_are_given_by_name(self, kit: Kit) -> None:
+        with pytest.raises(InvalidOption, match="opts: expected options by name"):
+            await kit.queue().add_flow(Flow("a", opts={"attempts": 3}))  # type: ignore[call-arg]  # the mistake
+
+    @pytest.mark.parametrize(
+        ("backoff", "said"),
+        [
+            ({"type": "exponental", "delay": 4}, "backoff.type: expected 'fixed' or 'exponential', or Backoff.custom"),
+            ({"type": "linear", "delay": 4}, "backoff.type: expected 'fixed' or 'exponential', or Backoff.custom"),
+            ({"type": "by-error"}, "backoff.type: expected 'fixed' or 'exponential', or Backoff.custom"),
+            ({"type": "fixed"}, "backoff: expected both type and delay"),
+        ],
+    )
+    async def test_a_backoff_says_what_may_stand_there(self, kit: Kit, backoff: Any, said: str) -> None:
+        with pytest.raises(InvalidOption, match=said):
+            await kit.queue().add("a", attempts=2, backoff=backoff)
 
     @pytest.mark.requirement("X-117")
     @pytest.mark.parametrize("option", ["lock", "lock_duration", "lock_ms", "lockDuration"])
@@ -275,6 +354,27 @@ class TestWorker:
         """Calling the handler instead of passing it is a common slip."""
         with pytest.raises(InvalidOption, match="handler: expected a function that takes a Job"):
             Worker("q", None, connection="redis://localhost")  # type: ignore[arg-type]  # the mistake under test
+
+    @pytest.mark.parametrize("handler", [takes_a_token, takes_nothing, lambda job, token: None])
+    def test_a_handler_takes_the_job_and_nothing_else(self, handler: Any) -> None:
+        """Each job would burn all of its attempts with a TypeError, and fail for good."""
+        with pytest.raises(InvalidOption, match=r"handler: expected a function of \(job\), not of \(.*got <function"):
+            Worker("q", handler, connection="redis://localhost")
+        with pytest.raises(InvalidOption, match=r"handler: expected a function of \(job\)"):
+            Bullpen("redis://localhost").handler("q")(handler)
+
+    @pytest.mark.parametrize("handler", [takes_more, lambda *_: None, print, takes_a_session, Callable_()])
+    def test_a_handler_may_have_more_parameters_with_values(self, handler: Any) -> None:
+        Worker("q", handler, connection="redis://localhost")
+
+    def test_a_time_to_wait_needs_something_to_wait_for(self) -> None:
+        with pytest.raises(InvalidOption, match=r"batch.wait_at_most: expected with a minimum above 1"):
+            BatchOptions(size=5, wait_at_most=9)
+
+    @pytest.mark.parametrize("strategy", [lambda n: 5, lambda: 5, lambda a, b, c, d: 5])
+    def test_a_strategy_takes_what_it_is_given(self, strategy: Any) -> None:
+        with pytest.raises(InvalidOption, match=r"backoff.c: expected a function of \(failures, error, job\), not of"):
+            Worker("q", nothing, connection="redis://localhost", backoff={"c": strategy})
 
     @pytest.mark.requirement("X-48")
     def test_job_options_are_no_worker_options(self) -> None:

@@ -50,7 +50,7 @@ async def handle(batch):
 
 async def main():
     waits = step == "waiting"
-    options = BatchOptions(size=6, minimum=6 if waits else 1, wait_at_most=60_000)
+    options = BatchOptions(size=6, minimum=6 if waits else 1, wait_at_most=60_000 if waits else 1_000)
     async with Worker(name, handle, connection=url, batch=options, lock=500, stalled_interval=100) as worker:
         if waits:
             worker.on("active", lambda job: asyncio.get_running_loop().call_later(0.05, die))

@@ -335,7 +335,7 @@ async def test_handlers_in_threads_and_processes_get_open_data(kit: Kit) -> None
 
 async def test_jobs_of_a_scheduler_are_sealed(kit: Kit) -> None:
     queue = kit.queue(codec=codec())
-    await queue.upsert_scheduler("nightly", "pay", SECRET, every=3_600_000, immediately=True)
+    await queue.upsert_scheduler("nightly", "pay", SECRET, every=3_600_000)
 
     told = await kit.drain(echo, 1, codec=codec())
 

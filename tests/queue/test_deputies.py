@@ -448,7 +448,7 @@ class TestSchedulers:
                 await queue.pause_scheduler(name)
                 tenant.redis.hset(f"{tenant.a}repeat:{name}", field, stored)
                 await queue.resume_scheduler(name)
-                await queue.run_scheduler(name)
+                await queue.run_scheduler(name, early=True)
                 await queue.upsert_scheduler(name, every=1_800_000, overlap="skip")
 
             await unharmed(tenant, act)

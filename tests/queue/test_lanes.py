@@ -230,3 +230,8 @@ async def test_a_name_that_no_lane_can_have_is_refused(kit: Kit, lane: Any) -> N
 async def test_a_weight_out_of_bounds_is_refused(kit: Kit, weight: Any) -> None:
     with pytest.raises(InvalidOption, match="weight"):
         await kit.queue().lanes.set("a", weight=weight)
+
+
+async def test_setting_nothing_is_refused(kit: Kit) -> None:
+    with pytest.raises(InvalidOption, match=r"lanes.set: expected weight, concurrency, rate or size"):
+        await kit.queue().lanes.set("a")

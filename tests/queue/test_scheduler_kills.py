@@ -97,7 +97,7 @@ async def test_a_worker_that_dies_while_it_advances_cuts_no_chain_and_makes_no_s
     assert ran == [made.job_id]
     assert to_come(kit) == [following]
     assert kit.fields("repeat:s")["ic"] == "2"
-    await queue.run_scheduler("s")
+    await queue.run_scheduler("s", early=True)
     await told.wait("completed", 2)
     assert ran == [made.job_id, following]
     assert to_come(kit) == [f"repeat:s:{made.next_ms + 2 * HOUR}"]

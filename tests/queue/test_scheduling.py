@@ -18,6 +18,7 @@ from bullpen.queue import Job, JobState, Queue
 from bullpen.testing import FaultProxy, RedisServer
 from bullpen.wire.scripts import SCRIPTS
 from tests.queue._kit import Failing, Gate, Kit, nothing, soon
+from tests.queue.test_codec import codec
 
 HOUR = 3_600_000
 
@@ -105,7 +106,7 @@ class TestUpsert:
         """Run early by hand, today's job is done; the next upsert must neither fail nor overwrite it."""
         queue = kit.queue()
         today = await queue.upsert_scheduler("s", cron="0 0 1 1 *")
-        await queue.run_scheduler("s")
+        await queue.run_scheduler("s", early=True)
         await kit.drain(nothing, 1)
 
         again = await queue.upsert_scheduler("s", cron="0 0 1 1 *")
@@ -245,13 +246,83 @@ class TestRemove:
 
 
 class TestRunNow:
+    @pytest.mark.parametrize("rule", [{"every": HOUR, "offset": 1}, {"cron": "@yearly"}], ids=["every", "cron"])
+    async def test_one_more_runs_and_the_regular_times_stay(self, kit: Kit, rule: Any) -> None:
+        """Run on Thursday, a report of Monday must still come on Monday."""
+        queue = kit.queue()
+        made = await queue.upsert_scheduler("s", "tick", {"n": 1}, **rule, attempts=2, priority=3)
+
+        extra = [await queue.run_scheduler("s") for _ in range(3)]
+        told = await kit.drain(nothing, 3)
+
+        assert sorted(told.ids("completed")) == sorted(extra) and len(set(extra)) == 3
+        assert await queue.get_scheduler("s") == made
+        assert to_come(kit) == [made.job_id]
+        job = await queue.get_job(extra[0])
+        assert job is not None and (job.name, job.data, job.opts.attempts) == ("tick", {"n": 1}, 2)
+        assert job.opts.priority == 3
+
+    async def test_one_more_runs_of_one_that_is_paused(self, kit: Kit) -> None:
+        queue = kit.queue()
+        await queue.upsert_scheduler("s", cron="@yearly")
+        await queue.pause_scheduler("s")
+
+        job_id = await queue.run_scheduler("s")
+
+        assert await queue.state_of(job_id) is JobState.WAITING and to_come(kit) == []
+
+    async def test_its_sealed_data_are_sealed_once(self, kit: Kit) -> None:
+        """The template holds what a codec sealed; the job and a changed rule must hold the same, not a seal of it."""
+        queue, seen = kit.queue(codec=codec()), list[Any]()
+        await queue.upsert_scheduler("s", None, {"secret": 1}, every=HOUR, offset=1)
+
+        async def note(job: Job) -> None:
+            seen.append(job.data)
+
+        await queue.run_scheduler("s")
+        await queue.change_scheduler("s", cron="@yearly")
+        await queue.run_scheduler("s", early=True)
+        await kit.drain(note, 2, codec=codec())
+
+        assert seen == [{"secret": 1}, {"secret": 1}]
+
+    @pytest.mark.parametrize("early", [None, 1])
+    async def test_early_is_yes_or_no(self, kit: Kit, early: Any) -> None:
+        with pytest.raises(InvalidOption, match="early: expected True or False"):
+            await kit.queue().run_scheduler("s", early=early)
+
+    async def test_a_worker_that_takes_the_job_between_two_reads_ended_nothing(self, kit: Kit) -> None:
+        """The record is read, its job runs and ends, and only then its state is asked for."""
+        queue = kit.queue()
+        before = await queue.upsert_scheduler("s", every=HOUR, offset=1)
+        await queue.run_scheduler("s", early=True)
+        await kit.drain(nothing, 1)
+
+        assert await queue.why_ended(before) is None
+
+    async def test_a_job_that_was_taken_meanwhile_lets_the_one_after_it_run(
+        self, kit: Kit, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queue = kit.queue()
+        before = await queue.upsert_scheduler("s", every=HOUR, offset=1)
+        await queue.run_scheduler("s", early=True)
+        await kit.drain(nothing, 1)
+        reads, read = [before], queue.get_scheduler
+
+        async def read_late(scheduler_id: str) -> Any:
+            return reads.pop() if reads else await read(scheduler_id)
+
+        monkeypatch.setattr(queue, "get_scheduler", read_late)
+
+        assert await queue.run_scheduler("s", early=True) == f"repeat:s:{before.next_ms + HOUR}"
+
     async def test_the_next_one_runs_now_and_the_one_after_it_at_its_time(self, kit: Kit) -> None:
         queue = kit.queue()
         made = await queue.upsert_scheduler("s", every=HOUR, offset=1)
 
-        assert await queue.run_scheduler("s") == made.job_id
+        assert await queue.run_scheduler("s", early=True) == made.job_id
         with pytest.raises(JobStateConflict, match="is due already"):
-            await queue.run_scheduler("s")
+            await queue.run_scheduler("s", early=True)
         told = await kit.drain(nothing, 1)
 
         assert told.ids("completed") == [made.job_id]
@@ -260,17 +331,17 @@ class TestRunNow:
     async def test_one_that_is_gone_ended_or_paused_says_so(self, kit: Kit) -> None:
         queue = kit.queue()
         with pytest.raises(SchedulerNotFound, match="there is no scheduler 's'") as caught:
-            await queue.run_scheduler("s")
+            await queue.run_scheduler("s", early=True)
         assert (caught.value.queue, caught.value.scheduler_id) == (kit.name, "s")
         ended = await queue.upsert_scheduler("s", every=1, limit=1)
         await kit.drain(nothing, 1)
         with pytest.raises(JobStateConflict, match="limit of 1 reached"):
-            await queue.run_scheduler("s")
+            await queue.run_scheduler("s", early=True)
         assert await queue.why_ended(ended) == "limit of 1 reached"
         await queue.upsert_scheduler("p", cron="@yearly")
         await queue.pause_scheduler("p")
         with pytest.raises(JobStateConflict, match="is paused"):
-            await queue.run_scheduler("p")
+            await queue.run_scheduler("p", early=True)
 
 
 class TestPause:
@@ -375,7 +446,7 @@ class TestOverlap:
         first = await queue.upsert_scheduler("s", every=HOUR, overlap=overlap, **more)
         told = await kit.work(gate, concurrency=5)
         await gate.reached()
-        await queue.run_scheduler("s")
+        await queue.run_scheduler("s", early=True)
         return queue, first, told
 
     async def test_queue_runs_beside_it(self, kit: Kit) -> None:
@@ -404,7 +475,7 @@ class TestOverlap:
         assert to_come(kit) == [f"repeat:s:{first.next_ms + 2 * HOUR}"]
         gate.open()
         await told.finished(2)
-        await queue.run_scheduler("s")
+        await queue.run_scheduler("s", early=True)
         await told.finished(3)
         assert len(gate.entered) == 2, "after the end of the first the next one runs"
 
@@ -422,13 +493,24 @@ class TestOverlap:
         assert told.ids("completed") == [first.job_id, second]
         assert to_come(kit) == [f"repeat:s:{first.next_ms + 2 * HOUR}"]
 
+    async def test_it_is_looked_for_once_a_second_however_long_it_waits(self, kit: Kit) -> None:
+        """A run must not begin up to 15 s after the end of the one that it waited for."""
+        gate = Gate()
+        _, first, told = await self.start(kit, "one", gate)
+
+        await told.wait("returned", 2)
+
+        assert kit.fields(f"repeat:s:{first.next_ms + HOUR}")["delay"] == "1000"
+        gate.open()
+        await told.finished(2)
+
     async def test_a_run_that_waits_for_its_next_attempt_has_not_ended(self, kit: Kit) -> None:
         queue = kit.queue()
         first = await queue.upsert_scheduler("s", every=HOUR, overlap="skip", attempts=2, backoff=HOUR)
         told = await kit.work(Failing(RuntimeError("later")))
         await told.wait("retrying")
 
-        await queue.run_scheduler("s")
+        await queue.run_scheduler("s", early=True)
         await told.finished(1)
 
         assert told.ids("completed") == [f"repeat:s:{first.next_ms + HOUR}"]
@@ -485,7 +567,7 @@ async def test_jitter_moves_the_job_and_not_its_slot(kit: Kit) -> None:
 
     assert all(0 <= late <= 600_000 for late in lateness)
     assert len({round(late) for late in lateness}) > 10
-    await queue.run_scheduler("s0")
+    await queue.run_scheduler("s0", early=True)
     await kit.drain(nothing, 1)
     (following,) = to_come(kit, "s0")
     record = await queue.get_scheduler("s0")
@@ -519,7 +601,7 @@ async def test_a_tick_costs_the_same_however_many_schedulers_there_are(kit: Kit)
 
     async def commands_of_a_tick() -> dict[str, int]:
         kit.reset_statistics()
-        await queue.run_scheduler("s")
+        await queue.run_scheduler("s", early=True)
         await kit.drain(nothing, 1)
         stats: Any = kit.redis.info("commandstats")
         counted = (

@@ -12,7 +12,7 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Retry
-from bullpen.errors import BullpenError, InvalidOption, JobLockLost, NotJson, PermanentError
+from bullpen.errors import BullpenError, InvalidOption, JobLockLost, NotJson, PermanentError, QueueError
 from bullpen.queue import Flow, Job, JobState
 from bullpen.queue.codec import Codec
 from bullpen.worker import Taker
@@ -101,6 +101,59 @@ async def test_no_more_are_held_than_allowed(kit: Kit) -> None:
         await taker.complete(job)
 
         assert await soon(waiting) is not None
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_task_that_holds_all_slots_is_told_and_does_not_stand_still(kit: Kit, concurrency: int) -> None:
+    """Nobody else could settle what it took: without a word, take() would wait for ever."""
+    await kit.queue().add_many([("a", None)] * 4)
+    async with taker_of(kit, concurrency=concurrency) as taker:
+        held = [await taker.take() for _ in range(concurrency)]
+
+        with pytest.raises(QueueError, match="settle one before the next take\\(\\), raise concurrency"):
+            await taker.take()
+        assert await taker.take(timeout=1) is None, "this one ends"
+        elsewhere = asyncio.create_task(taker.take())
+        await taker.complete(held[0])  # type: ignore[arg-type]  # it is one
+
+        assert isinstance(await soon(elsewhere), Job)
+
+
+async def test_a_loop_waits_for_those_who_settle_what_it_takes(kit: Kit) -> None:
+    await kit.queue().add_many([("a", None)] * 5)
+    async with taker_of(kit) as taker, asyncio.TaskGroup() as group:
+        count = 0
+        async for job in taker:
+            group.create_task(taker.complete(job))
+            if (count := count + 1) == 5:
+                break
+
+    assert len(kit.zset("completed")) == 5
+
+
+async def test_a_job_that_was_cancelled_says_so(kit: Kit) -> None:
+    """A longer lock would not have helped, and nobody runs it again."""
+    queue = kit.queue()
+    job = await queue.add("a")
+    async with taker_of(kit) as taker:
+        taken = await one(taker)
+        await queue.cancel(job.id, "not needed")
+        await kit.until(lambda: taker.held == 0, "it is taken back")
+
+        with pytest.raises(JobLockLost, match=r"outcome not written, the job was cancelled: not needed$") as caught:
+            await taker.complete(taken)
+
+    assert caught.value.cancelled == "not needed"
+
+
+async def test_closing_with_a_job_in_hand_is_no_reason_to_warn(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    job = await kit.queue().add("a")
+    with caplog.at_level("INFO", "bullpen.worker"):
+        async with taker_of(kit) as taker:
+            await one(taker)
+
+    assert kit.ids("wait") == [job.id]
+    assert [record.levelname for record in caplog.records if "given back" in record.message] == ["INFO"]
 
 
 async def test_whoever_stops_waiting_gets_no_job_and_loses_none(kit: Kit) -> None:

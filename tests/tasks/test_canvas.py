@@ -273,3 +273,20 @@ def test_what_cannot_follow_is_refused(app: Bullpen) -> None:
         group([one])  # type: ignore[arg-type]  # that is the test
     with pytest.raises(InvalidOption, match="chord: expected group"):
         chord([one.call(1)], one)  # type: ignore[arg-type]  # that is the test
+
+
+@pytest.mark.parametrize("members", [5, None])
+def test_a_group_is_of_calls(members: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"group: expected calls of tasks: task.call\(...\)"):
+        group(members)
+
+
+def test_a_group_of_a_coroutine_is_told_what_it_takes(app: Bullpen) -> None:
+    """Calling the function in place of `call` is a common slip."""
+
+    @app.task()
+    async def load(table: str) -> str:
+        return table
+
+    with pytest.raises(InvalidOption, match=r"group: expected calls of tasks: task.call\(...\), got <coroutine"):
+        group(load("a"))  # the mistake under test

@@ -216,7 +216,7 @@ async def test_defaults_of_the_queue_hold_and_may_be_said_later(redis_url: str) 
         ({"every": "often"}, "every"),
         ({"cron": "x"}, "pattern"),
         ({"every": 1, "cron": "@daily"}, "either"),
-        ({"tz": "UTC"}, "either"),
+        ({"tz": "UTC"}, "together with"),
         ({"every": 1, "delay": 5}, "delay: expected an option of a single job"),
     ],
 )
@@ -244,3 +244,26 @@ def test_a_schedule_is_no_option_of_one_add(make: Callable[..., Bullpen]) -> Non
 
     with pytest.raises(InvalidOption, match="every"):
         other.options(every="5m")  # type: ignore[call-arg]  # the point
+
+
+@pytest.mark.parametrize("unique", ["pending", 60_000])
+def test_unique_is_refused_with_a_schedule(make: Callable[..., Bullpen], unique: Any) -> None:
+    """It had no effect on scheduled runs, without a word."""
+    with pytest.raises(InvalidOption, match=r"unique: expected none with a schedule: `overlap` says it"):
+        make(every="1s", unique=unique)
+
+
+@pytest.mark.parametrize("unique", [True, "always"])
+def test_unique_says_what_it_may_be(make: Callable[..., Bullpen], unique: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"unique: expected 'pending' \(until it has ended\), or how long"):
+        make(unique=unique)
+
+
+def test_part_of_a_schedule_without_a_rule_is_named(make: Callable[..., Bullpen]) -> None:
+    with pytest.raises(InvalidOption, match="overlap: expected together with `every` or `cron`, got 'skip'"):
+        make(overlap="skip")
+
+
+def test_a_misspelt_option_of_a_task_queue_is_refused_where_it_stands(make: Callable[..., Bullpen]) -> None:
+    with pytest.raises(InvalidOption, match=r"concurency: expected an argument of Worker.*mean 'concurrency'"):
+        make().task_queue("others", concurency=4)  # type: ignore[call-arg]  # the mistake under test

@@ -158,9 +158,9 @@ async def test_wrong_arguments_raise_where_they_are_given(app: Bullpen) -> None:
 
     with pytest.raises(TypeError, match="missing a required argument: 'to'"):
         await send.add()  # type: ignore[call-arg]  # that is the point
-    with pytest.raises(InvalidOption, match=r"Expected `int`, got `str` - at `\$.copies`"):
+    with pytest.raises(InvalidOption, match=r"expected `int`, got `str` - at `\$.copies`"):
         await send.add("a", copies="two")  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(InvalidOption, match="Expected `int`"):
+    with pytest.raises(InvalidOption, match="expected `int`"):
         await send.add_many([{"to": "a"}, {"to": "b", "copies": "two"}])
     with pytest.raises(InvalidOption, match=r"send.call\(...\) or the parameters by name"):
         await send.add_many(["a"])  # type: ignore[list-item]  # that is the point
@@ -453,7 +453,7 @@ async def test_a_task_that_is_unique_for_a_time_runs_once_in_it(app: Bullpen) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unique": "always"}, "unique: expected 'pending', or how long"),
+        ({"unique": "always"}, "unique: expected 'pending' .*, or how long"),
         ({"unique": timedelta(0)}, "unique: expected whole milliseconds"),
         ({"unique_key": str}, "unique_key: expected none without unique"),
         ({"unique": "pending", "unique_key": "shop"}, "unique_key: expected a function"),
@@ -508,3 +508,13 @@ async def test_the_function_of_the_lane_gets_defaults_too(app: Bullpen) -> None:
     assert (await send.add()).lane == "acme"
     assert send.schedule is not None and send.schedule.options["lane"] == "acme"
     await app.aclose()
+
+
+async def test_wrong_arguments_name_the_task(app: Bullpen) -> None:
+    @app.task()
+    async def refresh(shop: int) -> None: ...
+
+    with pytest.raises(TypeError, match=r"^task 'refresh' takes \(shop: .*\): .*'shop'"):
+        await refresh.add(shp=7)  # type: ignore[call-arg]  # the mistake under test
+    with pytest.raises(InvalidOption, match=r"^arguments of task 'refresh': expected `int`, got `str` - at"):
+        await refresh.add(shop="x")  # type: ignore[arg-type]  # as above

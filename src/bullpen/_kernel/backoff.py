@@ -176,6 +176,10 @@ def from_option(value: Any) -> Backoff:
         unknown = sorted(str(key) for key in value if key not in ("type", "delay", "jitter"))
         if unknown:
             raise InvalidOption(f"backoff.{unknown[0]}", "only type, delay and jitter", value[unknown[0]])
+        kind = value.get("type")
+        if "type" in value and kind not in BUILT_IN:
+            expected = "'fixed' or 'exponential', or Backoff.custom(…) for a strategy of the workers"
+            raise InvalidOption("backoff.type", expected, kind)
         if "type" not in value or "delay" not in value:
             raise InvalidOption("backoff", "both type and delay", value)
         return Backoff(value["type"], _delay(value["delay"]), value.get("jitter", 0.0))

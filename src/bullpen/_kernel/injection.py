@@ -22,7 +22,18 @@ from bullpen._kernel.container import Container
 from bullpen._kernel.execute import is_async
 from bullpen.errors import InvalidOption, NotConfigured
 
-__all__ = ["Depends", "Injector", "JobScope", "Key", "Lifetime", "Needs", "current_scope", "kind_made_by", "needs_of"]
+__all__ = [
+    "Depends",
+    "Injector",
+    "JobScope",
+    "Key",
+    "Lifetime",
+    "Needs",
+    "current_scope",
+    "kind_made_by",
+    "marked",
+    "needs_of",
+]
 
 Key = Any
 """What is asked for: a type, or the function that provides it."""
@@ -57,13 +68,7 @@ def needs_of(function: Callable[..., Any], *, all_required: bool = False) -> dic
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # made in C
         return {}
-    target: Any = inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
-    if isinstance(target, partial):
-        target = target.func
-    try:
-        hints = get_type_hints(target, include_extras=True) if hasattr(target, "__annotations__") else {}
-    except (AttributeError, NameError, SyntaxError, TypeError):
-        hints = {}  # told below, for the parameters that need one
+    hints = _hints_of(function) or {}  # told below, for the parameters that need one
     needs: dict[str, Key] = {}
     for name, parameter in parameters.items():
         hint = hints.get(name, inspect.Parameter.empty)
@@ -83,6 +88,29 @@ def needs_of(function: Callable[..., Any], *, all_required: bool = False) -> dic
             raise InvalidOption(where, "a type on the top level of a module, or Depends(function)", kind)
         needs[name] = kind
     return needs
+
+
+def marked(function: Callable[..., Any]) -> set[str]:
+    """The names of the parameters that are marked, or may be: annotations that cannot be read yet hide it."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):  # made in C
+        return set()
+    hints = _hints_of(function)
+    hidden = {one.name for one in parameters[1:] if isinstance(one.annotation, str)} if hints is None else set()
+    shown = {name for name, hint in (hints or {}).items() if _mark_in(hint)}
+    return hidden | shown | {one.name for one in parameters if isinstance(one.default, _Wanted)}
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """Its annotations with what they name; None while they name what does not exist."""
+    target: Any = inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
+    if isinstance(target, partial):
+        target = target.func
+    try:
+        return get_type_hints(target, include_extras=True) if hasattr(target, "__annotations__") else {}
+    except (AttributeError, NameError, SyntaxError, TypeError):
+        return None
 
 
 def _mark_in(hint: Any) -> _Wanted | None:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from bullpen._kernel.backoff import BUILT_IN, ONE_HOUR_MS, Backoff, BackoffStrategy, CustomBackoff
 from bullpen._kernel.duration import MAX_MS, check_int, is_text
 from bullpen._kernel.remote import RemoteError, qualified
+from bullpen._kernel.signatures import check_takes
 from bullpen.errors import InvalidOption, PermanentError, require
 
 logger = logging.getLogger("bullpen.worker")
@@ -167,6 +168,8 @@ def check_strategies(option: str, value: object) -> None:
         require(
             f"{option}.{name}", is_plain or isinstance(strategy, Backoff), "a plain function or a Backoff", strategy
         )
+        if not isinstance(strategy, Backoff):
+            check_takes(f"{option}.{name}", strategy, "failures", "error", "job")
 
 
 def _read_pause(value: Any, failures: int, random: Callable[[], float]) -> int:

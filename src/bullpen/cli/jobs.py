@@ -144,6 +144,9 @@ async def add(
     """Add one job."""
     from bullpen.queue import Added
 
+    if replace_finished and job_id is None:
+        raise WrongCommand("--replace-finished goes with --id: the finished job that has this id is replaced")
+
     options: Any = {
         "delay": None if delay is None else duration("--delay", delay),
         "at": instant("--at", run_at, zoned=True),

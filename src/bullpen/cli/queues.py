@@ -266,7 +266,12 @@ def _read(option: str, text: str | None, read: Callable[[str], Any]) -> Any:
     try:
         return read(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r}", param_hint=f"'{option}'") from None
+        wanted: dict[Any, str] = {
+            _read_rate: "jobs and time, such as 100/1m",
+            _read_count: "a whole number of at least 1",
+        }
+        expected = wanted.get(read, "a number")
+        raise click.BadParameter(f"{text!r}; write {expected}, or {_NONE!r}", param_hint=f"'{option}'") from None
 
 
 def _read_count(text: str) -> int:
@@ -276,7 +281,9 @@ def _read_count(text: str) -> int:
 
 
 def _read_rate(text: str) -> tuple[int, timedelta]:
-    jobs, _, time = text.partition("/")
+    jobs, slash, time = text.partition("/")
+    if not slash:
+        raise ValueError(text)
     return _read_count(jobs), duration("--rate", time)
 
 
@@ -313,6 +320,8 @@ async def set_lane(
         "rate": _read("--rate", rate, _read_rate),
         "size": _read("--size", size, _read_count),
     }
+    if all(value is None for value in given.values()):
+        raise WrongCommand("pass --weight, --concurrency, --rate or --size")
     async with at.queue(queue) as (_, opened):
         _say_lane(at, lane, await opened.lanes.set(_lane(lane), **given))
 

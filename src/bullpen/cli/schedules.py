@@ -172,13 +172,14 @@ async def run(
     at: OnServer,
     queue: QueueArgument,
     schedule: ScheduleArgument,
-    extra: Annotated[
-        bool, Option("--extra", help="Add one more job instead; all firings stay where they are.")
+    early: Annotated[
+        bool,
+        Option("--early", help="Run the next regular job now instead of at its time. The one after it stays."),
     ] = False,
 ) -> None:
-    """Run the next job of a schedule now. The job after it runs at its own time."""
+    """Run a schedule once more, now. Its regular times stay where they are."""
     async with at.acting(queue) as (opened, actions):
-        if extra:
+        if not early:
             done = await actions.do("schedule.once", queue, schedule)
             at.say({"added": done}, done)
             return

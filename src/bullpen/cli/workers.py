@@ -27,6 +27,7 @@ async def list_(at: OnServer, queues: QueuesArgument = None) -> None:
     """List worker processes of all clients: host, library and queues.
 
     `running` counts the jobs that a process has taken and not ended; a Node worker without a name cannot be counted.
+    A worker with a name of its own does not say its process id; its host is the address of its connection.
     """
     from bullpen.ops.overview import workers_by_queue
 
@@ -59,14 +60,16 @@ def _by_process(workers: list[ConnectedWorker], running: Counter[tuple[str, str]
     processes: dict[object, dict[str, Any]] = {}
     for each in workers:
         ours = _OURS.fullmatch(each.name)
-        host, pid = (ours["host"], int(ours["pid"])) if ours else (each.address.rpartition(":")[0], None)
+        # The address of a connection by a unix socket is the path of the socket, on the server's machine.
+        address = "(unix socket)" if each.address.startswith("/") else each.address.rpartition(":")[0]
+        host, pid = (ours["host"], int(ours["pid"])) if ours else (address, None)
         made = processes.setdefault(
             (host, pid) if pid else each.address,
             {
                 "host": host,
                 "pid": pid,
                 "name": None if ours else each.name or None,
-                "library": each.library or None,
+                "library": each.library or ("bullpen" if ours else None),
                 "queues": [],
                 "running": 0 if each.name else None,
                 "idleSeconds": each.idle_s,

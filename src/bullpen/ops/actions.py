@@ -18,7 +18,6 @@ from bullpen._kernel.duration import written_ms
 from bullpen._kernel.logs import get_logger
 from bullpen.errors import InvalidOption, JobNotFound, SchedulerNotFound
 from bullpen.ops.pauses import pause_queue, resume_queue
-from bullpen.ops.schedules import template_options
 from bullpen.queue import JobState, Queue
 from bullpen.queue.actor import check_actor
 
@@ -323,15 +322,12 @@ async def _obliterate(queue: Queue, _subject: str, given: Mapping[str, str]) -> 
 
 
 async def _run_schedule(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
-    return f"Job {await queue.run_scheduler(schedule)} of {schedule} runs now."
+    job_id = await queue.run_scheduler(schedule)
+    return f"Job {job_id} was added; the firings of {schedule} stay where they are."
 
 
-async def _run_schedule_once(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
-    found = await queue.get_scheduler(schedule)
-    if found is None:
-        raise SchedulerNotFound(queue.name, schedule)
-    job = await queue.add(found.name, found.data, **template_options(found))
-    return f"Job {job.id} was added; the firings of {schedule} stay where they are."
+async def _run_schedule_early(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
+    return f"Job {await queue.run_scheduler(schedule, early=True)} of {schedule} runs now."
 
 
 async def _pause_schedule(queue: Queue, schedule: str, _: Mapping[str, str]) -> str:
@@ -518,20 +514,20 @@ ACTIONS: Final = {
             typed=True,
         ),
         Action(
-            name="schedule.run",
-            title="Run the next one now",
-            says="The next job of this schedule runs now. The run after it starts at its own time.",
-            undo="Cannot be undone.",
-            perform=_run_schedule,
-            command=_on_schedule("run"),
-        ),
-        Action(
             name="schedule.once",
             title="Run now",
             says="One more job with the name, data and options of this schedule runs now. Its firings stay.",
             undo="Cannot be undone once a worker has taken it; until then the job can be removed.",
-            perform=_run_schedule_once,
-            command=lambda deed: command_line("schedules run", deed.queue, deed.subject, extra=True),
+            perform=_run_schedule,
+            command=_on_schedule("run"),
+        ),
+        Action(
+            name="schedule.run",
+            title="Run the next one now",
+            says="The next job of this schedule runs now. The run after it starts at its own time.",
+            undo="Cannot be undone.",
+            perform=_run_schedule_early,
+            command=lambda deed: command_line("schedules run", deed.queue, deed.subject, early=True),
         ),
         Action(
             name="schedule.pause",

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from bullpen._kernel.cron import LOCAL, find_zone, machine_zone
-from bullpen._kernel.keep import KeepJobs, Retention
 from bullpen.errors import InvalidOption
 from bullpen.ops.status import duration_text
 from bullpen.queue import SchedulerRecord, next_runs
-from bullpen.queue.arguments import AddArguments
 
-__all__ = ["Firing", "firings", "last_firing_ms", "rule_words", "template_options"]
+__all__ = ["Firing", "firings", "last_firing_ms", "rule_words"]
 
 _DAYS: Final = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _MONTHS: Final = (
@@ -151,32 +149,6 @@ def _range(field: str) -> tuple[int, int] | None:
 
 def _and(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def template_options(record: SchedulerRecord) -> AddArguments:
-    """How a job is added that is like those of the schedule. What queue and workers say by themselves is left out."""
-    opts = record.opts
-    given: AddArguments = {"attempts": opts.attempts, "priority": opts.priority, "lifo": opts.lifo}
-    if opts.attempts > 1 and opts.backoff is not None:
-        given["backoff"] = opts.backoff
-    if opts.lane is not None:
-        given["lane"] = opts.lane
-    if opts.ttl_ms is not None:
-        given["ttl"] = opts.ttl_ms
-    if opts.keep_logs is not None:
-        given["keep_logs"] = opts.keep_logs
-    if (done := _retention(opts.remove_on_complete)) is not None:
-        given["remove_on_complete"] = done
-    if (failed := _retention(opts.remove_on_fail)) is not None:
-        given["remove_on_fail"] = failed
-    return given
-
-
-def _retention(stored: Any) -> Retention:
-    if isinstance(stored, dict):
-        bounds = {to: stored.get(name) for name, to in (("count", "count"), ("age", "age_s"), ("limit", "limit"))}
-        return KeepJobs(**{name: int(value) for name, value in bounds.items() if isinstance(value, int | float)})
-    return stored if isinstance(stored, bool | int) else None
 
 
 class Firing(msgspec.Struct, rename="camel", frozen=True):

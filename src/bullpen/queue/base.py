@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from bullpen._kernel import tracing
 from bullpen._kernel.ids import is_encodable
@@ -19,6 +19,7 @@ from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import JobOptions
 
 if TYPE_CHECKING:
+    from bullpen.queue.arguments import AddArguments
     from bullpen.queue.durability import Durability
     from bullpen.queue.flow_entries import SendsFlows
 
@@ -38,6 +39,10 @@ class QueuePart:
 
     def _ready(self) -> QueueActions:
         """The queue's actions in the running loop. Raises QueueClosed after close."""
+        raise NotImplementedError
+
+    async def add(self, name: str, data: Any = None, **options: Unpack[AddArguments]) -> Job:
+        """Store one job and return it."""
         raise NotImplementedError
 
     def _actions_of(self, keys: QueueKeys) -> QueueActions:

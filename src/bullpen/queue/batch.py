@@ -38,6 +38,8 @@ class BatchOptions:
         check_int("batch.minimum", self.minimum, minimum=1)
         require("batch.minimum", self.minimum <= self.size, f"at most size ({self.size})", self.minimum)
         to_ms("batch.wait_at_most", self.wait_at_most, minimum=1)
+        waits = self.minimum > 1 or self.wait_at_most == _WAIT_MS
+        require("batch.wait_at_most", waits, "with a minimum above 1; else nothing waits", self.wait_at_most)
 
     @property
     def wait_s(self) -> float:

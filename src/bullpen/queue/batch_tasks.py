@@ -90,7 +90,9 @@ class BatchTask(Task[..., Any]):
             data: dict[str, Any] = to_builtins(item)
             from_builtins(data, self._item)
         except (TypeError, msgspec.ValidationError) as error:
-            raise InvalidOption(f"arguments of task {self.name!r}", str(error), item) from None
+            raise InvalidOption(
+                f"arguments of task {self.name!r}", str(error).removeprefix("Expected "), item
+            ) from None
         return data
 
     def _pack_run(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], StoredJobArguments]:

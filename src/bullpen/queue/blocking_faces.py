@@ -652,13 +652,15 @@ class QueueFace:
         """How many job schedulers there are."""
         return self._run(self._inner.count_schedulers())
 
-    def run_scheduler(self, scheduler_id: str) -> str:
-        """Let the next job of a scheduler run now, and return its id; the one after it comes at its own time.
+    def run_scheduler(self, scheduler_id: str, *, early: bool = False) -> str:
+        """Add one more job like those of a scheduler, which runs now, and return its id; the times of the scheduler
+        stay where they are. This works while it is paused and after it has ended, too.
 
-        Raises SchedulerNotFound, or JobStateConflict when the job is due already, or there is none: the scheduler is
-        paused or has ended.
+        With `early` no job is added: the next regular job runs now instead of at its time, and the job after it comes
+        at its own time. Then it raises JobStateConflict when that job is due already, or there is none: the scheduler
+        is paused or has ended. Raises SchedulerNotFound.
         """
-        return self._run(self._inner.run_scheduler(scheduler_id))
+        return self._run(self._inner.run_scheduler(scheduler_id, early=early))
 
     def pause_scheduler(self, scheduler_id: str) -> bool:
         """Pause a scheduler: it makes no jobs until it is resumed. False when it was paused already. A running job

@@ -8,6 +8,7 @@ Elsewhere: trees of jobs (`flows`), tasks (`tasks`), where the results are put i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
@@ -153,7 +154,12 @@ def chain(first: Call[Any] | Work[Any], /, *rest: TakesOne[Any, Any] | CallAfter
 
 def group(members: Iterable[Call[R] | Work[R]] | Call[R] | Work[R], /, *more: Call[R] | Work[R]) -> CallGroup[R]:
     """Runs that do not wait for each other: `group(fetch.call(url) for url in urls)`."""
-    return CallGroup((members, *more) if isinstance(members, Call | Work) else (*members, *more))
+    if isinstance(members, Call | Work):
+        return CallGroup((members, *more))
+    if inspect.iscoroutine(members):
+        members.close()  # it will never run, and a warning about that would come from nowhere
+    require("group", isinstance(members, Iterable), "calls of tasks: task.call(...)", members)
+    return CallGroup((*members, *more))
 
 
 def chord(

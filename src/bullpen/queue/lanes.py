@@ -115,6 +115,8 @@ class Lanes:
         None instead of a name is about all lanes that say nothing of their own. `rate` is a `RateLimit`, or jobs and a
         duration (ms or timedelta).
         """
+        given = (weight, concurrency, rate, size)
+        require("lanes.set", any(one is not None for one in given), "weight, concurrency, rate or size", None)
         return await self._configure(lane, lane_words(weight, concurrency, rate, size=size))
 
     async def pause(self, lane: str, duration: int | timedelta | None = None) -> None:

@@ -199,7 +199,12 @@ def _rare_options(options: JobOptions, *, replaces: object) -> tuple[str, JobOpt
     place = options.place
     if replaces:
         require("replace_finished", replaces is True, "True or False", replaces)
-        require("replace_finished", options.job_id is not None, "a job_id that is not in use", replaces)
+        require(
+            "replace_finished",
+            options.job_id is not None,
+            "together with job_id, the id of the job that may be replaced",
+            replaces,
+        )
         place = options.place_of(replaces=True)
     return options.job_id or "", options, options.wire_json, place
 

@@ -18,15 +18,17 @@ from bullpen._kernel import json
 from bullpen._kernel.cron import LOCAL
 from bullpen._kernel.duration import check_int
 from bullpen._kernel.ids import check_scheduler_id, new_token
-from bullpen.errors import InvalidOption, JobStateConflict, NotJson, SchedulerNotFound
+from bullpen._kernel.keep import KeepJobs, Retention
+from bullpen.errors import InvalidOption, JobStateConflict, NotJson, SchedulerNotFound, require
 from bullpen.queue.actions import QueueActions
-from bullpen.queue.arguments import SchedulerArguments
+from bullpen.queue.arguments import AddArguments, SchedulerArguments
 from bullpen.queue.base import QueuePart
 from bullpen.queue.packing import call_ttl_ms, clock_and_version
 from bullpen.queue.states import JobState
+from bullpen.wire.envelope import is_envelope
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.links import FLAGS, check_on_failure
-from bullpen.wire.options import JobOptions, make_options
+from bullpen.wire.options import JobOptions, is_option, make_options, unknown_option
 from bullpen.wire.records import check_job_name, read_int
 from bullpen.wire.schedules import (
     SCHEDULE_NAMES,
@@ -136,6 +138,10 @@ def split_options(options: Mapping[str, Any], defaults: JobOptions) -> tuple[Sch
     for name in _PER_JOB:
         if options.get(name) is not None:
             raise InvalidOption(name, "an option of a single job, not of a scheduler", options[name])
+    for name, value in options.items():
+        if name not in SCHEDULE_NAMES and not is_option(name):
+            near = {"pattern": "cron"}.get(name)
+            raise unknown_option(name, value, "an option of a scheduler or of its jobs", SCHEDULE_NAMES, near=near)
     rule = {name: value for name, value in options.items() if name in SCHEDULE_NAMES}
     rest = {name: value for name, value in options.items() if name not in SCHEDULE_NAMES}
     return make_schedule(rule), make_options(defaults, **rest)
@@ -171,6 +177,32 @@ def later_ms(jitter_ms: int) -> int:
 
 def _or_empty(value: int | None) -> int | str:
     return "" if value is None else value
+
+
+def template_options(record: SchedulerRecord) -> AddArguments:
+    """How a job is added that is like those of the schedule. What queue and workers say by themselves is left out."""
+    opts = record.opts
+    given: AddArguments = {"attempts": opts.attempts, "priority": opts.priority, "lifo": opts.lifo}
+    if opts.attempts > 1 and opts.backoff is not None:
+        given["backoff"] = opts.backoff
+    if opts.lane is not None:
+        given["lane"] = opts.lane
+    if opts.ttl_ms is not None:
+        given["ttl"] = opts.ttl_ms
+    if opts.keep_logs is not None:
+        given["keep_logs"] = opts.keep_logs
+    if (done := _retention(opts.remove_on_complete)) is not None:
+        given["remove_on_complete"] = done
+    if (failed := _retention(opts.remove_on_fail)) is not None:
+        given["remove_on_fail"] = failed
+    return given
+
+
+def _retention(stored: Any) -> Retention:
+    if isinstance(stored, dict):
+        bounds = {to: stored.get(name) for name, to in (("count", "count"), ("age", "age_s"), ("limit", "limit"))}
+        return KeepJobs(**{name: int(value) for name, value in bounds.items() if isinstance(value, int | float)})
+    return stored if isinstance(stored, bool | int) else None
 
 
 def removal(keys: QueueKeys, scheduler_id: str) -> tuple[list[str], list[Any]]:
@@ -291,7 +323,7 @@ class Scheduling(QueuePart):
         """
         found = await self._must_find(scheduler_id)
         rule = changed_rule(found, every=every, cron=cron, tz=tz)
-        upsert = Upsert.change(self._keys, found, rule, found.data if data is None else data)
+        upsert = Upsert.change(self._keys, found, rule, await self._open_data(found) if data is None else data)
         return (await self._upsert(upsert))[0]
 
     async def _upsert(self, upsert: Upsert) -> tuple[SchedulerRecord, bool]:
@@ -332,31 +364,49 @@ class Scheduling(QueuePart):
         """How many job schedulers there are."""
         return int(await self._ready().command("ZCARD", self._keys.repeat))
 
-    async def run_scheduler(self, scheduler_id: str) -> str:
-        """Let the next job of a scheduler run now, and return its id; the one after it comes at its own time.
+    async def run_scheduler(self, scheduler_id: str, *, early: bool = False) -> str:
+        """Add one more job like those of a scheduler, which runs now, and return its id; the times of the scheduler
+        stay where they are. This works while it is paused and after it has ended, too.
 
-        Raises SchedulerNotFound, or JobStateConflict when the job is due already, or there is none: the scheduler is
-        paused or has ended.
+        With `early` no job is added: the next regular job runs now instead of at its time, and the job after it comes
+        at its own time. Then it raises JobStateConflict when that job is due already, or there is none: the scheduler
+        is paused or has ended. Raises SchedulerNotFound.
         """
+        require("early", isinstance(early, bool), "True or False", early)
+        if early:
+            return await self._run_early(scheduler_id)
         found = await self._must_find(scheduler_id)
-        if found.is_paused:
-            raise self._conflict(found, "is paused; resume it first")
-        if (ended := await self.why_ended(found)) is not None:
-            raise self._conflict(found, f"has ended ({ended}); upsert it again in the program that makes it")
-        keys, job_id = self._keys, found.job_id
-        reply, was_repeated = await self._ready().evaluate_noting_repeats(
-            "promote", [keys.job(job_id), keys.delayed], [keys.base, job_id]
-        )
+        job = await self.add(found.name, await self._open_data(found), **template_options(found))
+        return job.id
+
+    async def _run_early(self, scheduler_id: str) -> str:
+        keys = self._keys
+        for _ in range(MOST_TRIES):
+            found = await self._must_find(scheduler_id)
+            if found.is_paused:
+                raise self._conflict(found, "is paused; resume it first")
+            if (ended := await self.why_ended(found)) is not None:
+                raise self._conflict(found, f"has ended ({ended}); upsert it again in the program that makes it")
+            job_id = found.job_id
+            reply, was_repeated = await self._ready().evaluate_noting_repeats(
+                "promote", [keys.job(job_id), keys.delayed], [keys.base, job_id]
+            )
+            if reply == 0 or (reply == -3 and was_repeated):
+                return job_id
+            if not await self._has_moved(found):
+                break
+            # A worker took that job meanwhile, and another one is the next now.
         if reply == -1:
             raise self._conflict(
                 found,
                 "has no next job: it has ended, or that job was deleted; upsert it again in the program that makes it",
             )
-        if reply == -3 and not was_repeated:
-            raise JobStateConflict(
-                f"the job {job_id!r} of this scheduler is due already", queue=keys.name, job_id=job_id
-            )
-        return job_id
+        raise JobStateConflict(f"the job {job_id!r} of this scheduler is due already", queue=keys.name, job_id=job_id)
+
+    async def _has_moved(self, found: SchedulerRecord) -> bool:
+        """Whether another job is the next one of a scheduler by now."""
+        now = await self.get_scheduler(found.id)
+        return now is None or now.job_id != found.job_id
 
     async def pause_scheduler(self, scheduler_id: str) -> bool:
         """Pause a scheduler: it makes no jobs until it is resumed. False when it was paused already. A running job
@@ -408,6 +458,8 @@ class Scheduling(QueuePart):
             return None
         state = await self._ready().state_of(record.job_id)
         is_over = state in (JobState.COMPLETED, JobState.FAILED)
+        if is_over and await self._has_moved(record):
+            return None  # a worker took that job, stored the next one, and was done between the two reads
         if is_over or state is JobState.UNKNOWN:
             if record.limit is not None and record.iterations >= record.limit:
                 return f"limit of {record.limit} reached"
@@ -433,6 +485,13 @@ class Scheduling(QueuePart):
         for scheduler_id in stale if prune else ():
             await self.remove_scheduler(scheduler_id)
         return Reconciled(tuple(changed), tuple(stale))
+
+    async def _open_data(self, found: SchedulerRecord) -> Any:
+        """The data of a scheduler's jobs, as they were before a codec sealed them."""
+        sealer = self._ready().sealer
+        if sealer is None or not is_envelope(found.data):
+            return found.data
+        return json.decode(await sealer.open(json.encode_checked(found.data), found.job_id))
 
     async def _must_find(self, scheduler_id: str) -> SchedulerRecord:
         found = await self.get_scheduler(scheduler_id)

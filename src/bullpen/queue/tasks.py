@@ -45,6 +45,7 @@ from bullpen._kernel.ids import check_scheduler_id
 from bullpen._kernel.injection import Needs, current_scope, needs_of
 from bullpen._kernel.outcome import Raised
 from bullpen._kernel.rates import RateLimit
+from bullpen._kernel.signatures import parameters_of
 from bullpen.errors import DelayJob, InvalidOption, NotConfigured, PermanentError, require
 from bullpen.queue.argument_types import check_argument, check_result, from_builtins, to_builtins
 from bullpen.queue.arguments import AddArguments, AddInTransactionArguments, StoredJobArguments, TaskArguments
@@ -211,6 +212,9 @@ class Task(Generic[P, R]):
         self._options = cast("StoredJobArguments", given)
         self._named: StoredJobArguments = {}  # what `options` said
         self._open_queue, self._open_sync, self._open_outbox = open_queue, open_sync, open_outbox
+        if any(value is not None for value in rule.values()):
+            # Nobody asks for the arguments of a scheduled run, so nothing could name its deduplication.
+            require("unique", unique is None, "none with a schedule: `overlap` says it for scheduled runs", unique)
         self.schedule: DeclaredScheduler | None = self._declare(rule) if rule else None
         """With `every` or `cron`: the scheduler that an app keeps for the task. Its id is the task's name."""
         self.__doc__ = function.__doc__
@@ -445,12 +449,16 @@ class Task(Generic[P, R]):
     def _checked(
         self, signature: inspect.Signature, types: type[Any], args: Iterable[Any], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"task {self.name!r} takes {parameters_of(signature)}: {error}") from None
         try:
             data: dict[str, Any] = to_builtins(bound.arguments)
             from_builtins(data, types)
         except (TypeError, msgspec.ValidationError) as error:
-            raise InvalidOption(f"arguments of task {self.name!r}", str(error), bound.arguments) from None
+            expected = str(error).removeprefix("Expected ")
+            raise InvalidOption(f"arguments of task {self.name!r}", expected, bound.arguments) from None
         return data
 
     # ---- running ------------------------------------------------------------------------------------------------
@@ -619,7 +627,8 @@ def _check_unique(unique: Any, key: Any, options: Mapping[str, Any]) -> None:
         require("unique_key", key is None, "none without unique", key)
         return
     if unique != "pending":
-        require("unique", not isinstance(unique, str), "'pending', or how long (ms or timedelta)", unique)
+        is_time = not isinstance(unique, str | bool)
+        require("unique", is_time, "'pending' (until it has ended), or how long (ms or timedelta)", unique)
         to_ms("unique", unique, minimum=1)
     require("unique_key", key is None or callable(key), "a function of the task's parameters that returns text", key)
     require("unique", options.get("deduplication") is None, "not together with deduplication", unique)

@@ -27,7 +27,8 @@ Password = str | Callable[[], str]
 
 URL_FORMS: Final = (
     "redis://host:port/db, rediss://host:port/db, unix:///path/to/socket, redis+sentinel://host:port,host:port/service "
-    "or redis+cluster://host:port,host:port; special characters in user name and password percent-encoded"
+    "or redis+cluster://host:port,host:port or embedded://directory; special "
+    "characters in user name and password percent-encoded"
 )
 _DEFAULT_PORTS: Final = {"redis": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
 _LOGIN: Final = ("username", "password")
@@ -221,6 +222,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _unreadable(url: str) -> InvalidOption:
+    if url.startswith("embedded:"):
+        expected = "the address of a server; the embedded one is opened by `connection=` of Queue, Worker and Bullpen"
+        return InvalidOption("connection", expected, show_address(url))
     return InvalidOption("connection", URL_FORMS, show_address(url))
 
 

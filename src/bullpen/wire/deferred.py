@@ -30,7 +30,10 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     make_options(DEFAULT_OPTIONS, **{name: value for name, value in options.items() if name not in levels})
     require("replace_finished", isinstance(replaces, bool), "True or False", replaces)
     require(
-        "replace_finished", not replaces or options.get("job_id") is not None, "a job_id that is not in use", replaces
+        "replace_finished",
+        not replaces or options.get("job_id") is not None,
+        "together with job_id, the id of the job that may be replaced",
+        replaces,
     )
     return {name: _to_json(name, value) for name, value in options.items() if value is not None}
 

@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
@@ -298,6 +298,9 @@ def make_defaults(**given: Any) -> JobOptions:
     for name in JobArguments.__annotations__.keys() - JobDefaults.__annotations__.keys():
         if name in given:
             raise InvalidOption(name, "an option of one job, not of a whole queue", given[name])
+    for name, value in given.items():
+        if name not in _OPTION_NAMES:
+            raise unknown_option(name, value, "an argument of Queue or a job option", _OF_QUEUES)
     return make_options(DEFAULT_OPTIONS, **given)
 
 
@@ -356,21 +359,51 @@ def _settle_rivals(changes: dict[str, Any], first: str, second: str, none_of_sec
 
 _OPTION_NAMES: Final = frozenset(JobArguments.__annotations__)
 
-_WORKER_ONLY: Final = frozenset({"lock", "lock_duration", "lock_ms", "lockDuration"})
+_OF_QUEUES: Final = (
+    *("connection", "prefix", "events_max_len", "dead_letter_suffix", "add_deadline", "max_buffered", "durability"),
+    *("clock_offset_ms", "codec"),
+)
+
+_WORKER_ONLY: Final = {
+    **dict.fromkeys(("lock", "lock_duration", "lock_ms", "lockDuration"), "lock"),
+    **{name: name for name in ("concurrency", "stalled_interval", "drain_delay")},
+}
 
 # Wire names and words of other libraries, for the hint only.
-_OTHER_NAMES: Final = {"kl": "keep_logs", "max_attempts": "attempts", "retries": "attempts", "countdown": "delay"}
+_OTHER_NAMES: Final = {
+    "kl": "keep_logs",
+    "max_attempts": "attempts",
+    "retries": "attempts",
+    "countdown": "delay",
+    **dict.fromkeys(("dedupe", "dedup", "debounce"), "deduplication"),
+}
 
 
-def unknown_option(name: str, value: Any) -> InvalidOption:
-    """The error for an option name that does not exist (or not here)."""
-    if name in _WORKER_ONLY:
-        return InvalidOption(name, "not a job option: set lock on Worker", value)
-    snake = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), name)
-    suggestion = _OTHER_NAMES.get(name) or next(
-        iter([snake] if snake in _OPTION_NAMES else difflib.get_close_matches(snake, sorted(_OPTION_NAMES), 1)), None
+def is_option(name: str) -> bool:
+    """Whether there is a job option of this name; `upsert_scheduler` and flows have one more."""
+    return name in _OPTION_NAMES or name in ("durability", "replace_finished")
+
+
+def unknown_option(
+    name: str, value: Any, kind: str = "a job option", besides: Iterable[str] = (), *, near: str | None = None
+) -> InvalidOption:
+    """The error for an option name that does not exist (or not here). Names `besides` job options may be meant."""
+    if name in _WORKER_ONLY and name not in besides:
+        return InvalidOption(name, f"not a job option: set {_WORKER_ONLY[name]} on Worker", value)
+    if name in ("opts", "options") and isinstance(value, Mapping):
+        return InvalidOption(name, "options by name: `attempts=3, delay=5_000`", value)
+    snake, known = to_snake(name), {*_OPTION_NAMES, *besides}
+    suggestion = (
+        near
+        or _OTHER_NAMES.get(name)
+        or next(iter([snake] if snake in known else difflib.get_close_matches(snake, sorted(known), 1)), None)
     )
-    return InvalidOption(name, "the name of a job option", value, suggestion=suggestion)
+    return InvalidOption(name, f"the name of {kind}", value, suggestion=suggestion)
+
+
+def to_snake(name: str) -> str:
+    """`lockDuration` as it is written here: `lock_duration`."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda match: "_" + match[1].lower(), name)
 
 
 def to_epoch_ms(name: str, instant: datetime) -> int:

@@ -151,6 +151,9 @@ def make_schedule(options: Mapping[str, Any]) -> Schedule:
             near = [*difflib.get_close_matches(name, SCHEDULE_NAMES, 1), None][0]
             raise InvalidOption(name, "the name of a schedule option", value, suggestion=near)
     every, pattern, zone = given.get("every"), given.get("cron"), given.get("tz")
+    if every is None and pattern is None:
+        for name, value in given.items():
+            raise InvalidOption(name, "together with `every` or `cron`", value)
     if (every is None) == (pattern is None):
         raise InvalidOption("every", "either `every` or `cron`", every if pattern is None else (every, pattern))
     schedule = Schedule(
@@ -175,8 +178,9 @@ def make_schedule(options: Mapping[str, Any]) -> Schedule:
 def _check_together(schedule: Schedule, given: Mapping[str, Any]) -> None:
     now, offset, every_ms = schedule.immediately, schedule.offset_ms, schedule.every_ms
     require("immediately", isinstance(now, bool), "True or False", now)
+    expected = "with cron; the first run of an interval is at once, unless start or offset says otherwise"
+    require("immediately", not now or every_ms is None, expected, now)
     require("immediately", not (now and "start" in given), "not together with start", now)
-    require("immediately", not (now and "offset" in given), "not together with offset", now)
     if "tz" in given:
         require("tz", schedule.pattern is not None, "a zone only with cron; an interval has no zone", given["tz"])
     if offset is not None:
@@ -197,7 +201,10 @@ def _check_pattern(pattern: Any, zone: Any) -> str:
     require("tz", zone is None or isinstance(zone, str), "the name of a time zone", zone)
     if zone is not None:
         find_zone(zone)
-    next_after(pattern, zone, 0)  # raises for what cannot be read, and for what no day is like
+    try:
+        next_after(pattern, zone, 0)  # raises for what cannot be read, and for what no day is like
+    except InvalidOption as error:
+        raise InvalidOption("cron", error.expected, error.value) from None
     return str(pattern)
 
 

@@ -182,6 +182,10 @@ class TaskQueues:
         require(
             "batch", options.get("batch") is None, "an option of the task: app.task(batch=...)", options.get("batch")
         )
+        from bullpen.worker.options import WorkerOptions
+
+        own = ("name", "policy", "codec", "backoff", "permanent_errors", "dead_letters")  # read by the worker itself
+        WorkerOptions.read({name: value for name, value in options.items() if name not in own})
         self._worker_options[queue] = options
 
     @property

@@ -27,6 +27,7 @@ from bullpen._kernel.duration import check_texts
 from bullpen._kernel.execute import run_async
 from bullpen._kernel.injection import Injector, JobScope, Needs, current_scope, name_of, needs_of
 from bullpen._kernel.outcome import Raised, Result
+from bullpen._kernel.signatures import takes
 from bullpen.errors import InvalidOption
 from bullpen.queue.batch import JobBatch
 from bullpen.queue.job import Job
@@ -150,7 +151,7 @@ class Around:
         if not callable(made) or inspect.iscoroutinefunction(made):
             raise InvalidOption("middleware", expected, made)
         needs = needs_of(made)
-        if not _takes(made, 1, besides=needs):
+        if not takes(made, 1, besides=needs):
             raise InvalidOption("middleware", expected, made)
         is_plain = inspect.isgeneratorfunction(made)
         self._layers.append(Layer(name, _as_context(made), needs, is_plain, queues, batches))
@@ -244,9 +245,9 @@ class Around:
         return call
 
     def _with_app(self, make: Callable[..., Any], hook: Callable[..., Any]) -> Callable[[], Any]:
-        if _takes(hook, 0):
+        if takes(hook, 0):
             return make
-        if _takes(hook, 1):
+        if takes(hook, 1):
             return partial(make, self.owner)
         raise InvalidOption("hook", _HOOK, hook)
 
@@ -266,16 +267,3 @@ def _as_context(made: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(made):
         return contextmanager(made)
     return made
-
-
-def _takes(function: Callable[..., Any], count: int, besides: Collection[str] = ()) -> bool:
-    """Whether it can be called with so many arguments, besides those of these names."""
-    try:
-        signature = inspect.signature(function)
-        given = [one for name, one in signature.parameters.items() if name not in besides]
-        signature.replace(parameters=given).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # made in C, without a signature: the call itself will tell
-        return True
-    return True

@@ -258,7 +258,9 @@ class WorkerEngine:
 
     async def _cancel_runs(self, timeout_s: float) -> None:
         queue, running = self._setup.keys.name, self.runs.running
-        if not self.hurry.is_set():  # of a second signal somebody has told
+        if timeout_s == 0:  # asked for: nobody wanted to wait
+            logger.info("queue %r: %d jobs are given back, no attempt is counted", queue, len(running))
+        elif not self.hurry.is_set():  # of a second signal somebody has told
             logger.warning(
                 "queue %r: jobs %s did not end within %.4g s (close_timeout); they are cancelled and given back, no "
                 "attempt is counted",

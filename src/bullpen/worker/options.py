@@ -7,7 +7,7 @@ In: `WorkerArguments`, what callers write. Out: `WorkerOptions`, what the worker
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final, TypedDict
@@ -21,7 +21,7 @@ from bullpen._kernel.rates import RateLimit
 from bullpen.errors import InvalidOption, require
 from bullpen.queue.batch import BatchOptions
 from bullpen.queue.codec import Codec
-from bullpen.wire.options import check_retention
+from bullpen.wire.options import check_retention, to_snake
 from bullpen.worker.auto import AutoConcurrency, Concurrency, most_of, read_concurrency
 from bullpen.worker.children.limits import ChildLimits
 
@@ -125,15 +125,18 @@ class WorkerOptions:
     """Moves the server's clock as this worker sees it. For tests."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> WorkerOptions:
-        """From what a caller wrote, without the worker's own arguments. Raises InvalidOption for a wrong value, and
-        for a wrong name with the nearest right one."""
+    def read(
+        cls, given: Mapping[str, Any], of: str = "Worker", besides: Iterable[str] = ("connection", "prefix")
+    ) -> WorkerOptions:
+        """From what a caller wrote, without the worker's own arguments (`besides`). Raises InvalidOption for a wrong
+        value, and for a wrong name with the nearest right one."""
         values: dict[str, Any] = {}
         for name, value in given.items():
             own = _FIELDS.get(name)
             if own is None:
-                near = difflib.get_close_matches(name, WorkerArguments.__annotations__, 1)
-                raise InvalidOption(name, "an argument of Worker", value, suggestion=near[0] if near else None)
+                known, snake = [*WorkerArguments.__annotations__, *besides], to_snake(name)
+                near = [_OTHER_NAMES[snake]] if snake in _OTHER_NAMES else difflib.get_close_matches(snake, known, 1)
+                raise InvalidOption(name, f"an argument of {of}", value, suggestion=near[0] if near else None)
             is_duration = own != name and value is not None
             values[own] = to_ms(name, value) if is_duration else value
         return cls(**values)
@@ -204,6 +207,8 @@ class WorkerOptions:
         return None if self.timeout_ms is None else self.timeout_ms / 1000
 
 
+_OTHER_NAMES: Final = {"lock_duration": "lock", "limiter": "limit", "max_stalled_count": "max_lonely_deaths"}
+"""Words of other clients, for the hint only."""
 _FIELDS: Final = {
     each.name if each.name == "clock_offset_ms" else each.name.removesuffix("_ms"): each.name
     for each in fields(WorkerOptions)

@@ -29,7 +29,8 @@ logger = logging.getLogger("bullpen.worker")
 
 _FIRST_RETURN_MS: Final = 1_000
 _LONGEST_RETURN_MS: Final = 60_000
-_LONGEST_HOLD_MS: Final = 15_000
+_HOLD_MS: Final = 1_000
+"""How late a run may begin after the one that it waits for. At most one run of a scheduler waits."""
 _MOST_REMEMBERED: Final = 1_000
 _MOST_SLOTS: Final = 32
 _READ: Final = (
@@ -58,7 +59,6 @@ class Schedulers:
     def __init__(self, actions: QueueActions, keys: QueueKeys, *, zone: str, clock_offset_ms: int) -> None:
         self._actions, self._keys, self._zone, self._clock_offset_ms = actions, keys, zone, clock_offset_ms
         self._refused: dict[str, int] = {}
-        self._held: dict[str, int] = {}
         self._without_zone: set[str] = set()
 
     async def advance(self, job: Job) -> Back | Skipped | None:
@@ -73,8 +73,6 @@ class Schedulers:
         except (ServerRefused, InvalidOption) as error:
             return self._refuse(job, scheduler_id, error)
         self._refused.pop(scheduler_id, None)
-        if not isinstance(answer, Back):
-            self._held.pop(scheduler_id, None)
         return answer
 
     def _refuse(self, job: Job, scheduler_id: str, error: Exception) -> Back:
@@ -108,7 +106,7 @@ class Schedulers:
         now_ms = int(seconds) * 1000 + int(micros) // 1000 + self._clock_offset_ms
         runs_beside = rule.overlap != "queue" and await self._still_runs(stored.get("bprun"), job.id)
         if runs_beside and rule.overlap == "one":
-            return Back(_longer_each_time(self._held, scheduler_id, _LONGEST_HOLD_MS))
+            return Back(_HOLD_MS)
         try:
             is_missed = await self._store_next(job, scheduler_id, rule, slot_ms, now_ms, iteration, opts, runs_beside)
         except NeverMatches:

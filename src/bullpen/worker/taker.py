@@ -27,7 +27,7 @@ from bullpen._kernel.outcome import (
     Waiting,
     WaitingChildren,
 )
-from bullpen.errors import InvalidOption, JobLockLost, require
+from bullpen.errors import InvalidOption, JobLockLost, QueueError, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
 from bullpen.worker.around import Around
@@ -47,9 +47,11 @@ _OF_HANDLERS: Final = ("batch", "processes", "timeout", "timeouts")
 class _Held:
     """A job that was taken and has no outcome yet, or one that is not stored yet."""
 
-    __slots__ = ("outcome", "written")
+    __slots__ = ("outcome", "owner", "written")
 
     def __init__(self) -> None:
+        self.owner: asyncio.Task[Any] | None = None
+        """Who took it with `take`."""
         loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         self.written: asyncio.Future[None] = loop.create_future()
@@ -96,6 +98,8 @@ class Taker(JobConsumer):
     renewed until a job is settled. What is not settled goes back with `close`, and no attempt is counted.
     """
 
+    own_arguments = (*JobConsumer.own_arguments, "ahead", "on_lost")
+
     def __init__(
         self,
         queue: str,
@@ -130,9 +134,33 @@ class Taker(JobConsumer):
     # ---- taking -----------------------------------------------------------------------------------------------
 
     async def take(self, timeout: int | timedelta | None = None) -> Job | None:
-        """The next job, when there is one. None after `timeout` without one, and when the taker is closed."""
+        """The next job, when there is one. None after `timeout` without one, and when the taker is closed.
+
+        Raises QueueError where it could wait for ever: without `timeout`, from a task that took by `take` all of the
+        `concurrency` jobs that are held. Where other tasks settle what this one takes, use `async for job in taker`.
+        """
         within_s = None if timeout is None else to_ms("timeout", timeout) / 1000
         self._started()
+        task = asyncio.current_task()
+        if within_s is None and not self._is_closing:
+            self._check_free(task)
+        job = await self._next(within_s)
+        if job is not None and (held := self._held.get(job)) is not None:
+            held.owner = task
+        return job
+
+    def _check_free(self, task: asyncio.Task[Any] | None) -> None:
+        """Raise unless another task may give this one a slot by settling what it took itself."""
+        taken = [held for held in self._held.values() if not held.outcome.done()]
+        if len(taken) >= self._concurrency and all(held.owner is task for held in taken):
+            raise QueueError(
+                f"queue {self.queue_name!r}: this task holds {len(taken)} jobs and concurrency={self._concurrency} "
+                "allows no more; settle one before the next take(), raise concurrency, or use `async for job in "
+                "taker` where other tasks settle them",
+                queue=self.queue_name,
+            )
+
+    async def _next(self, within_s: float | None = None) -> Job | None:
         if self._ready:
             return self._ready.popleft()
         if self._is_closing:
@@ -158,7 +186,7 @@ class Taker(JobConsumer):
         return self
 
     async def __anext__(self) -> Job:
-        job = await self.take()
+        job = await self._next()
         if job is None:
             raise StopAsyncIteration
         return job
@@ -235,7 +263,7 @@ class Taker(JobConsumer):
             raise JobLockLost(self.queue_name, job.id, 0, "its lock expired", is_gone=bool(gone))
 
     def _lost(self, job: Job, why: str) -> JobLockLost:
-        return JobLockLost(self.queue_name, job.id, 0, why)
+        return JobLockLost(self.queue_name, job.id, 0, why, cancelled=job.cancel_reason)
 
     # ---- handing out ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ import asyncio
 import signal
 from typing import Unpack
 
+from bullpen._kernel.injection import marked
 from bullpen._kernel.logs import get_logger
+from bullpen._kernel.signatures import check_takes
 from bullpen.errors import InvalidOption
 from bullpen.queue.batch import BatchHandler
 from bullpen.queue.job import Handler
@@ -48,6 +50,8 @@ class Worker(JobConsumer):
         if not callable(handler):
             raise InvalidOption("handler", "a function that takes a Job", handler)
         super().__init__(queue, connection, prefix, options)
+        given = "job" if self.options.batch is None else "batch"
+        check_takes("handler", handler, given, besides=marked(handler))
         self._runner = runner_of(handler, queue, self.options)
 
     def surround(self, around: Around) -> None:

@@ -37,6 +37,8 @@ METRICS: Final = frozenset({"maxDataPoints"})
 JOB_KEY: Final = frozenset({"id", "queue"})
 BULK_ENTRY: Final = frozenset({"name", "data", "opts"})
 FLOW_NODE: Final = frozenset({"name", "queueName", "data", "prefix", "opts", "children"})
+_MOST_LISTED: Final = 24
+"""More names than that hide the one that was meant."""
 _STATES: Final = {state.value: state for state in JobState if state is not JobState.UNKNOWN} | {
     "wait": JobState.WAITING,
     "paused": JobState.WAITING,
@@ -55,7 +57,8 @@ def check_names(
         if name not in known:
             place = f"{path}.{name}" if path else str(name)
             proposed = _nearest(str(name), known if meant is None else meant)
-            raise InvalidOption(place, f"the name of {what} ({_listed(known)})", name, suggestion=proposed)
+            listed = f" ({_listed(known)})" if len(known) <= _MOST_LISTED else ""
+            raise InvalidOption(place, f"the name of {what}{listed}", name, suggestion=proposed)
 
 
 def check_backend(given: Mapping[str, Any]) -> None:

@@ -221,9 +221,7 @@ class _JobDeliveries:
         return self
 
     async def __anext__(self) -> Delivery:
-        job = await self.taker.take()
-        if job is None:
-            raise StopAsyncIteration
+        job = await anext(self.taker)
         delivery = self._handed[job] = _delivery_of(job, self)
         return delivery
 
