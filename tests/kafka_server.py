@@ -219,6 +219,10 @@ class _Node:
         return [*_JAVA, logging, "-cp", f"{_jars()}/*", *words]
 
 
+class PortTaken(RuntimeError):
+    """Somebody else has a port that was free when it was chosen."""
+
+
 class KafkaServer:
     """Real brokers with the face of the mock cluster, so that the same suites run on both."""
 
@@ -255,9 +259,19 @@ class KafkaServer:
     @classmethod
     def start(cls, nodes: int = 1, *, settings: Mapping[str, object] | None = None) -> Self:
         """Start so many brokers and return when all are members of the cluster. One takes about 3 s."""
+        for is_last in (False, False, True):
+            try:
+                return cls._start(nodes, settings or {})
+            except PortTaken:  # its ports were free when they were chosen
+                if is_last:
+                    raise
+        raise AssertionError("not reached")
+
+    @classmethod
+    def _start(cls, nodes: int, settings: Mapping[str, object]) -> Self:
         directory = Path(tempfile.mkdtemp(prefix="bullpen-kafka-"))
         _reaper.watch_directory(directory)
-        server = cls(directory, nodes, settings or {})
+        server = cls(directory, nodes, settings)
         cluster_id = uuid.uuid4().hex[:22]  # as long as the ids that Kafka makes
         try:
             for node in server._nodes:
@@ -343,7 +357,8 @@ class KafkaServer:
             dead = [node for node in running if not node.is_running]
             if dead or time.monotonic() > deadline:
                 words = "\n".join(node.last_words() for node in dead or running)
-                raise RuntimeError(f"Kafka did not start ({sorted(known)} of {len(running)} answer):\n{words}")
+                error = PortTaken if "Address already in use" in words else RuntimeError
+                raise error(f"Kafka did not start ({sorted(known)} of {len(running)} answer):\n{words}")
             self._admin = None
             with contextlib.suppress(KafkaException):
                 known = set(self._client().list_topics(timeout=2).brokers)

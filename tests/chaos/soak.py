@@ -156,14 +156,15 @@ class Soak:
                 os.kill(workers[-1], signal.SIGKILL)
             case "freeze" if workers:
                 os.kill(workers[-1], signal.SIGSTOP)
-                await asyncio.sleep(2)
-                os.kill(workers[-1], signal.SIGCONT)
+                try:
+                    await asyncio.sleep(2)
+                finally:  # also when the time is up: what stands still for ever loses its jobs
+                    os.kill(workers[-1], signal.SIGCONT)
             case "cut":
                 self.server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             case "pause":
-                self.server.pause()
-                await asyncio.sleep(2)
-                self.server.resume()
+                with self.server.paused():
+                    await asyncio.sleep(2)
             case "forget":
                 self.server.command("SCRIPT", "FLUSH")
             case "database":
@@ -262,7 +263,7 @@ async def main(seconds: float) -> int:
             "BULLPEN_DATABASE_URL": database,
             "SOAK_DIRECTORY": str(directory),
             "BULLPEN_EMBEDDED": "never",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
         }
         command = [sys.executable, "-m", "bullpen"]
         migrated = Child([*command, "migrate"], env=environment, cwd=ROOT)

@@ -41,6 +41,7 @@ DEPLOY = HERE.parents[1] / "deploy"
 FIXED = {
     # By the specification of the outbox.
     *("outbox_pending_total", "outbox_claimed_total", "outbox_sent_total", "outbox_failed_total", "outbox_dead_total"),
+    "outbox_unparked_total",
     *("outbox_claim_duration_ms", "outbox_delivery_duration_ms"),
     # Their siblings: the projector's.
     *("outbox_projected_total", "outbox_enqueued_total", "outbox_duplicate_total", "outbox_parked_events"),
