@@ -22,6 +22,11 @@
 --#include lib/letter_index
 --#include lib/adopt
 
+local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
+local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
+local history, note, is_edited = ARGV[13], ARGV[14], ARGV[15] == "1"
+local now_ms = server_now(ARGV[2])
+
 -- rejoin_rebuilt: the hash of a job that is gone named its parent; so do its options. A parent that did not count it is not its own.
 local function rejoin_rebuilt(rebuilt_key, opts_text)
   local readable, opts = pcall(cjson.decode, opts_text)
@@ -32,11 +37,6 @@ local function rejoin_rebuilt(rebuilt_key, opts_text)
     redis.call("HSET", rebuilt_key, "parentKey", parent_key, "parent", link)
   end
 end
-
-local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
-local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
-local history, note, is_edited = ARGV[13], ARGV[14], ARGV[15] == "1"
-local now_ms = server_now(ARGV[2])
 
 if redis.call("EXISTS", entry_key) == 0 then return "gone" end
 require_places(base)
