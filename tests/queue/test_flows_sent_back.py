@@ -45,8 +45,8 @@ async def fail_second_and_parent(job: Job) -> Any:
     return job.data
 
 
-async def retry(queue: Queue, job_id: str) -> object:
-    return await queue.retry(job_id, reset_attempts=True)
+async def retry(queue: Queue, job_id: str) -> None:
+    await queue.retry(job_id, reset_attempts=True)
 
 
 async def redrive(queue: Queue, job_id: str) -> object:
