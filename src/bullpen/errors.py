@@ -223,7 +223,7 @@ class LaneFull(QueueError):
 
 
 class QueueClosed(QueueError):
-    """The queue object was closed before this call."""
+    """The queue or taker was closed before this call, or while it waited."""
 
 
 class JobNotFound(QueueError):

@@ -27,7 +27,7 @@ from bullpen._kernel.outcome import (
     Waiting,
     WaitingChildren,
 )
-from bullpen.errors import InvalidOption, JobLockLost, QueueError, require
+from bullpen.errors import InvalidOption, JobLockLost, QueueClosed, QueueError, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
 from bullpen.worker.around import Around
@@ -134,8 +134,9 @@ class Taker(JobConsumer):
     # ---- taking -----------------------------------------------------------------------------------------------
 
     async def take(self, timeout: int | timedelta | None = None) -> Job | None:
-        """The next job, when there is one. None after `timeout` without one, and when the taker is closed.
+        """The next job, when there is one; None after `timeout` without one.
 
+        Raises QueueClosed when the taker closes or is closed: a loop that took None for "not yet" would never end.
         Raises QueueError where it could wait for ever: without `timeout`, from a task that took by `take` all of the
         `concurrency` jobs that are held. Where other tasks settle what this one takes, use `async for job in taker`.
         """
@@ -145,6 +146,10 @@ class Taker(JobConsumer):
         if within_s is None and not self._is_closing:
             self._check_free(task)
         job = await self._next(within_s)
+        if job is None and self._is_closing:
+            raise QueueClosed(
+                f"the taker of queue {self.queue_name!r} is closed; make a new Taker", queue=self.queue_name
+            )
         if job is not None and (held := self._held.get(job)) is not None:
             held.owner = task
         return job
@@ -329,8 +334,8 @@ class Taker(JobConsumer):
         await super()._end()
 
     def hand_out_no_more(self) -> None:
-        """What was taken and nobody received goes back; what was received stays until it is settled. Whoever waits for
-        a job gets none."""
+        """What was taken and nobody received goes back; what was received stays until it is settled. Loops over the
+        taker end, and `take` raises QueueClosed."""
         self._is_closing = True
         while self._ready:
             self._hand_back(self._ready.pop())  # each goes before those that went back already
