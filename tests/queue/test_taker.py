@@ -146,6 +146,28 @@ async def test_a_job_that_was_cancelled_says_so(kit: Kit) -> None:
     assert caught.value.cancelled == "not needed"
 
 
+async def test_a_job_that_was_settled_twice_says_so(kit: Kit) -> None:
+    """Its lock was not lost, and nobody runs it again."""
+    added = await kit.queue().add("a")
+    async with taker_of(kit) as taker:
+        job = await one(taker)
+        await taker.complete(job)
+
+        with pytest.raises(JobLockLost, match=r"outcome not written, it was settled already$"):
+            await taker.complete(job)
+        with pytest.raises(JobLockLost, match=r"outcome not written, it was not taken by a taker$"):
+            await taker.complete(added)
+
+
+async def test_a_job_that_went_back_at_close_says_so(kit: Kit) -> None:
+    await kit.queue().add("a")
+    async with taker_of(kit) as taker:
+        job = await one(taker)
+
+    with pytest.raises(JobLockLost, match=r"outcome not written, it went back when its taker closed, and runs again$"):
+        await taker.complete(job)
+
+
 async def test_closing_with_a_job_in_hand_is_no_reason_to_warn(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     job = await kit.queue().add("a")
     with caplog.at_level("INFO", "bullpen.worker"):

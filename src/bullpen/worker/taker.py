@@ -216,7 +216,7 @@ class Taker(JobConsumer):
         require("outcome", isinstance(outcome, Outcome), "an outcome", outcome)
         held = self._held.get(job)
         if held is None or held.outcome.done():
-            raise self._lost(job, "it was already settled, lost or given back")
+            raise self._why_not_held(job)
         held.outcome.set_result(outcome)
         try:
             async with asyncio.timeout(self.options.lock_ms / 1000):
@@ -267,6 +267,16 @@ class Taker(JobConsumer):
         if lost:
             raise JobLockLost(self.queue_name, job.id, 0, "its lock expired", is_gone=bool(gone))
 
+    def _why_not_held(self, job: Job) -> JobLockLost:
+        why = "it was settled already"
+        if not job.token:
+            why = "it was not taken by a taker"
+        elif job.cancelled and job.cancel_reason is None and self._is_closing:
+            why = "it went back when its taker closed, and runs again"
+        elif job.cancelled:
+            return self._lost(job, "it was taken back")
+        return JobLockLost(self.queue_name, job.id, 0, why, is_over=True)
+
     def _lost(self, job: Job, why: str) -> JobLockLost:
         return JobLockLost(self.queue_name, job.id, 0, why, cancelled=job.cancel_reason)
 
@@ -313,6 +323,7 @@ class Taker(JobConsumer):
             self._ready.remove(job)
         if held is None:
             return
+        job.cancelled = True
         held.lose(error)
         if self._on_lost is not None:
             self._on_lost(job)
