@@ -21,6 +21,7 @@ from bullpen.app import Bullpen
 from bullpen.http.serve import HttpService
 from bullpen.messages import Messages, MessageSender
 from bullpen.messages.enqueuer import Scheduler
+from bullpen.ops.recorder import Recorder
 from bullpen.outbox import DeliveryWorkers, Dispatcher, EventRoutes, Projector
 from bullpen.plugins._consumer import MessagingConsumer
 from bullpen.plugins._reports import MessagingReports
@@ -136,6 +137,11 @@ def consumer(_: Bullpen) -> MessagingConsumer[Receipt]:
     )
 
 
+def recorder(app: Bullpen) -> Recorder:
+    workers = [app.worker("work", handle)]
+    return Recorder(lambda: workers)
+
+
 MAKERS: dict[type[Any], Callable[[Bullpen], Startable]] = {
     AlertService: lambda app: (app.use_alerts(), found(app, AlertService))[1],
     DeliveryWorkers: lambda app: with_outbox(app).outbox.workers(),
@@ -148,6 +154,7 @@ MAKERS: dict[type[Any], Callable[[Bullpen], Startable]] = {
     OutboxService: lambda app: found(with_outbox(app), OutboxService),
     Projector: lambda app: Projector(app.ledger, SqlEvents(app.ledger), routes()),
     ProjectorService: lambda app: (app.projector(routes()), found(app, ProjectorService))[1],
+    Recorder: recorder,
     RunMaintenance: lambda app: app.use_runs().maintenance(),
     RunWorker: lambda app: with_runs(app).runs.worker(),
     RunsService: lambda app: found(with_runs(app), RunsService),
