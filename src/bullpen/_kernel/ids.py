@@ -114,6 +114,18 @@ def check_scheduler_id(scheduler_id: Any) -> str:
     return scheduler_id
 
 
+def check_stored_id(option: str, given: Any) -> str:
+    """Return the id if something may be stored under it by any client; one that is no UTF-8 was read with surrogates in
+    place of its bytes. Raises InvalidOption."""
+    if not isinstance(given, str):
+        raise InvalidOption(option, "an id as text", given)
+    try:
+        given.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidOption(option, "an id as text without lone surrogates", given) from None
+    return given
+
+
 class ForeignName(str):
     """The name of a queue that another library made, as it stands: it may be empty."""
 

@@ -24,7 +24,7 @@ from bullpen.compat.bullmq.custom_errors import DelayedError, UnrecoverableError
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job
 from bullpen.compat.bullmq.job_scheduler import JobScheduler
-from bullpen.errors import DelayJob, WaitForChildren
+from bullpen.errors import DelayJob, QueueClosed, WaitForChildren
 from bullpen.queue.job import Job as NativeJob
 from bullpen.queue.queue import Queue as NativeQueue
 from bullpen.worker.options import WorkerArguments
@@ -147,7 +147,11 @@ class Worker(EventEmitter):
             raise RuntimeError("getNextJob: this worker has a processor, which takes the jobs")
         if not self.taker.has_started:
             await self.taker.start()
-        native = await self.taker.take(max(1, round(self.opts["drainDelay"] * 1000)))
+        try:
+            native = await self.taker.take(max(1, round(self.opts["drainDelay"] * 1000)))
+        except QueueClosed:
+            await asyncio.sleep(0)  # a loop that asks again must not keep everything else from running
+            return None
         if native is None:
             return None
         job = self._job(native)
