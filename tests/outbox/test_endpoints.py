@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from standardwebhooks import Webhook as Verifier
 
 from bullpen import Codec
-from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict, UnsafeDatabaseRole
-from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.errors import InvalidOption, LedgerError, RowNotFound, RowStateConflict, UnsafeDatabaseRole
+from bullpen.ledger import Ledger, OutboxStatus, tables
 from bullpen.outbox import Endpoint, EndpointOptions, EndpointRate, Endpoints, EndpointState, Outbox
 from bullpen.outbox.endpoints import ENDPOINTS, NewSecret
 from bullpen.outbox.vault import Secret, Vault
@@ -696,6 +696,30 @@ async def test_a_tenant_has_a_bounded_number(ledger: Ledger, make: MakeEndpoints
     with pytest.raises(InvalidOption, match="fewer than 2"):
         await endpoints.create("acme", "https://example.com/", by="ada")
     await endpoints.create("other", "https://example.com/", by="bob")
+
+
+async def test_several_calls_with_one_key_at_the_same_moment_make_one(ledger: Ledger, endpoints: Endpoints) -> None:
+    calls = [endpoints.create("acme", "https://example.com/", by="ada", idempotency_key="k") for _ in range(8)]
+
+    made = await asyncio.gather(*calls)
+
+    assert len({each.endpoint.id for each in made}) == 1
+    assert [each.secret != "" for each in made].count(True) == 1, "it is shown to one"
+    assert [action for action, _, _ in await audited(ledger)] == ["endpoint.create"]
+
+
+async def test_what_a_statement_that_failed_was_given_is_in_no_traceback(ledger: Ledger) -> None:
+    """Nor in the error of the engine that caused it, which a log shows with it."""
+    values = {"id": "a", "tenant_id": None, "url": "https://h1dden/", "events": "[]", "secrets": "whsec_h1dden"}
+    statement = tables.endpoints.insert().values(**values)
+    options = {"schema_translate_map": ledger.database.translate_map}
+
+    with pytest.raises(LedgerError) as refused:
+        async with ledger.database.transaction() as connection:
+            await connection.execute(statement, execution_options=options)
+
+    assert "whsec_h1dden" not in str(refused.value.__cause__).partition("DETAIL")[0]
+    assert "SQL parameters hidden" in str(refused.value.__cause__)
 
 
 async def test_strict_sources_and_endpoints_exclude_each_other(ledger_url: str, make_ledger: MakeLedger) -> None:

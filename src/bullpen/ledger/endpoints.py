@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
@@ -54,13 +55,17 @@ class EndpointStore:
             known = await self._get(connection, tenant_id, values["id"])
             if known is not None:
                 return known, False
-            # Two at the same moment may make it one more: a bound against a flood, not a price list.
-            query = sa.select(sa.func.count()).select_from(_table).where(_table.c.tenant_id == tenant_id)
-            if ((await self._run(connection, query)).scalar() or 0) >= most:
-                raise InvalidOption("tenant_id", f"a tenant with fewer than {most} endpoints", tenant_id)
-            await self._audit(connection, by, "endpoint.create", values["id"], tenant_id, {})
-            await self._run(connection, _table.insert().values(**values))
-            return await self._must_get(connection, tenant_id, values["id"]), True
+            # Of several at the same moment with one id, one stores it; the others wait here, and get what it stored.
+            insert: Any = (postgresql if self._database.is_postgres else sqlite).insert(_table)
+            insert = insert.values(**values).on_conflict_do_nothing().returning(_table.c.id)
+            is_new = (await self._run(connection, insert)).first() is not None
+            if is_new:
+                # Two at the same moment may make it one more: a bound against a flood, not a price list.
+                query = sa.select(sa.func.count()).select_from(_table).where(_table.c.tenant_id == tenant_id)
+                if ((await self._run(connection, query)).scalar() or 0) > most:
+                    raise InvalidOption("tenant_id", f"a tenant with fewer than {most} endpoints", tenant_id)
+                await self._audit(connection, by, "endpoint.create", values["id"], tenant_id, {})
+            return await self._must_get(connection, tenant_id, values["id"]), is_new
 
     async def change(
         self,
