@@ -385,6 +385,39 @@ async def test_days_of_failure_switch_it_off_and_one_success_begins_anew(
     assert [row.event_type for row in await rows(ledger)].count("outbox.endpoint.disabled.v1") == 1
 
 
+async def test_what_the_old_address_answers_late_says_nothing_about_the_new_one(
+    ledger: Ledger, endpoints: Endpoints
+) -> None:
+    made = (await endpoints.create("acme", "https://old.example/", by="ada")).endpoint
+    old = await ledger.endpoints.get(made.id)
+    assert old is not None
+    await endpoints.update("acme", made.id, by="ada", url="https://new.example/")
+
+    assert await ledger.endpoints.note_failure(old, "HTTP_410", gone=True, after_ms=1, least=1) is None
+
+    moved = await ledger.endpoints.get(made.id)
+    assert moved is not None
+    assert (moved.state, moved.failures) == (EndpointState.ENABLED, 0)
+    await ledger.endpoints.note_failure(moved, "HTTP_500", gone=False, after_ms=DAY_MS, least=10)
+    await ledger.endpoints.note_success(old)
+    assert (await endpoints.get("acme", made.id)).failures == 1
+    assert await ledger.endpoints.note_failure(moved, "HTTP_410", gone=True, after_ms=1, least=1) is not None
+
+
+async def test_an_endpoint_that_moves_begins_without_failures(ledger: Ledger, endpoints: Endpoints) -> None:
+    made = (await endpoints.create("acme", "https://old.example/", by="ada")).endpoint
+    row = await ledger.endpoints.get(made.id)
+    assert row is not None
+    await ledger.endpoints.note_failure(row, "HTTP_500", gone=False, after_ms=DAY_MS, least=1)
+
+    same = await endpoints.update("acme", made.id, by="ada", url="https://old.example/", description="x")
+    assert (same.failures, same.error_code) == (1, "HTTP_500"), "it has not moved"
+    assert same.failing_since is not None
+    moved = await endpoints.update("acme", made.id, by="ada", url="https://new.example/")
+
+    assert (moved.failures, moved.failing_since, moved.error_code) == (0, None, None)
+
+
 async def test_failures_alone_switch_nothing_off_where_that_is_wanted(
     ledger: Ledger, make: MakeEndpoints, make_outbox: MakeOutbox, receiver: HttpReceiver
 ) -> None:

@@ -36,6 +36,7 @@ from bullpen.ledger.records import RESERVED_STREAM, encode_rows, one_line
 from bullpen.ledger.tables import to_datetime
 
 _table: Final = tables.endpoints
+_NOTHING_FAILED: Final[Mapping[str, Any]] = {"failing_since": None, "failures": 0, "error_code": None}
 BY_ITSELF: Final = "bullpen"
 """Who switched an endpoint off, when nobody did."""
 
@@ -78,11 +79,16 @@ class EndpointStore:
         detail: Mapping[str, Any],
         version: int | None = None,
     ) -> EndpointRow:
-        """Change what was configured. `version`: only if nobody has changed it since that one was read.
+        """Change what was configured. `version`: only if nobody has changed it since that one was read. Another address
+        begins without failures.
 
         Raises RowNotFound, RowStateConflict."""
         async with self._database.transaction(tenant=tenant_id) as connection:
             await self._audit(connection, by, action, endpoint_id, tenant_id, detail)
+            if "url" in values:
+                stays = _table.c.url == values["url"]
+                forgot = {name: sa.case((stays, _table.c[name]), else_=none) for name, none in _NOTHING_FAILED.items()}
+                values = {**values, **forgot}
             update = self._update(endpoint_id, values).where(_table.c.tenant_id == tenant_id)
             if version is not None:
                 update = update.where(_table.c.version == version)
@@ -103,7 +109,7 @@ class EndpointStore:
             "state_at": self._now,
         }
         if state is EndpointState.ENABLED:
-            values |= {"failing_since": None, "failures": 0, "error_code": None}
+            values |= _NOTHING_FAILED
         row = await self.change(
             tenant_id, endpoint_id, values, action=f"endpoint.{state}", by=by, detail={"reason": one_line(reason)}
         )
@@ -208,27 +214,26 @@ class EndpointStore:
 
     # ---- how deliveries go --------------------------------------------------------------------------------------
 
-    async def note_success(self, endpoint_id: str, *, tenant_id: str) -> None:
-        """It took a delivery: what failed before counts no more."""
-        values: dict[str, Any] = {"failing_since": None, "failures": 0, "error_code": None}
-        async with self._database.transaction(tenant=tenant_id) as connection:
-            await self._run(connection, _table.update().where(_table.c.id == endpoint_id).values(**values))
+    async def note_success(self, row: EndpointRow) -> None:
+        """It took a delivery: what failed before counts no more. At the address of `row`, if that is still its own."""
+        async with self._database.transaction(tenant=row.tenant_id) as connection:
+            await self._run(connection, self._at_address(row).values(**_NOTHING_FAILED))
 
     async def note_failure(
         self, row: EndpointRow, code: str, *, gone: bool, after_ms: int | None, least: int
     ) -> EndpointRow | None:
         """It did not take a delivery. The endpoint, if that switched it off: it is `gone`, or it has taken nothing for
-        `after_ms` (None: that is no reason) and failed `least` times since.
+        `after_ms` (None: that is no reason) and failed `least` times since. What another address than that of `row`
+        answered, before it moved, says nothing about it.
 
         The state, the audit entry and the message that tells of it are one transaction."""
         since = sa.func.coalesce(_table.c.failing_since, self._now)
         async with self._database.transaction(tenant=row.tenant_id) as connection:
-            counted = (
-                _table.update()
-                .where(_table.c.id == row.id)
-                .values(failing_since=since, failures=_table.c.failures + 1, error_code=one_line(code, 60))
+            counted = self._at_address(row).values(
+                failing_since=since, failures=_table.c.failures + 1, error_code=one_line(code, 60)
             )
-            await self._run(connection, counted)
+            if not (await self._run(connection, counted)).rowcount:
+                return None
             condition: Any = sa.true()
             if not gone:
                 if after_ms is None:
@@ -280,6 +285,9 @@ class EndpointStore:
     def _update(self, endpoint_id: str, values: Mapping[str, Any]) -> sa.Update:
         changed = {**values, "version": _table.c.version + 1, "updated_at": self._now}
         return _table.update().where(_table.c.id == endpoint_id).values(**changed)
+
+    def _at_address(self, row: EndpointRow) -> sa.Update:
+        return _table.update().where(_table.c.id == row.id, _table.c.url == row.url)
 
     async def _get(self, connection: AsyncConnection, tenant_id: str | None, endpoint_id: str) -> EndpointRow | None:
         query = self._select.where(_table.c.id == endpoint_id)

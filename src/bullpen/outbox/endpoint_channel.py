@@ -213,7 +213,7 @@ class EndpointChannel:
         try:
             if isinstance(result, Accepted):
                 if row.failing_since is not None:
-                    await self._store.note_success(row.id, tenant_id=row.tenant_id)
+                    await self._store.note_success(row)
                     known.fresh_until = 0.0
                 return
             await self._note_failure(known, row, result.code)
