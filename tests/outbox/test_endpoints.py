@@ -15,8 +15,9 @@ from standardwebhooks import Webhook as Verifier
 
 from bullpen import Codec
 from bullpen.errors import InvalidOption, LedgerError, RowNotFound, RowStateConflict, UnsafeDatabaseRole
-from bullpen.ledger import Ledger, OutboxStatus, tables
+from bullpen.ledger import EndpointStore, Ledger, OutboxStatus, tables
 from bullpen.outbox import Endpoint, EndpointOptions, EndpointRate, Endpoints, EndpointState, Outbox
+from bullpen.outbox import endpoints as endpoints_module
 from bullpen.outbox.endpoints import ENDPOINTS, NewSecret
 from bullpen.outbox.vault import Secret, Vault
 from bullpen.ports.channel import Accepted, Refused
@@ -313,6 +314,39 @@ async def test_keys_are_replaced(ledger: Ledger, make: MakeEndpoints) -> None:
     new = Vault(Codec(keys={"k2": KEYS["k2"]}))
     found = [new.secrets_of(row) for row in await ledger.endpoints.find()]
     assert found == [[Secret(plain.secret)], [Secret(old.secret)]]
+
+
+async def test_keys_are_replaced_while_endpoints_change_and_go(
+    ledger: Ledger, make: MakeEndpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on the border of a page is removed, one is rotated at that moment, and one goes before its turn."""
+    monkeypatch.setattr(endpoints_module, "_PAGE", 2)
+    before, both = make(ledger, Codec(keys={"k1": KEYS["k1"]})), make(ledger, Codec(keys=KEYS, current="k2"))
+    urls = [f"https://example.com/{number}" for number in range(6)]
+    made = [(await before.create("acme", url, by="ada")).endpoint.id for url in urls]
+    change, meanwhile = EndpointStore.change, {made[0]: made[1], made[4]: made[5]}
+
+    async def change_beside(self: EndpointStore, tenant: str, id_: str, values: Any, **options: Any) -> Any:
+        if options["action"] == "endpoint.reseal":
+            if (gone := meanwhile.pop(id_, None)) is not None:
+                await before.remove(tenant, gone, by="customer")
+            if id_ == made[2] and options["version"] == 1:
+                await before.rotate_secret(tenant, id_, by="customer")
+        return await change(self, tenant, id_, values, **options)
+
+    monkeypatch.setattr(EndpointStore, "change", change_beside)
+    assert await both.reseal(by="ada") == 4
+    assert await both.reseal(by="ada") == 0, "all are"
+
+    found = await ledger.endpoints.find()
+    assert [row.id for row in found] == [made[0], made[2], made[3], made[4]]
+    new = Vault(Codec(keys={"k2": KEYS["k2"]}))
+    assert [len(new.secrets_of(row)) for row in found] == [1, 2, 1, 1], "and the rotation is not lost"
+
+
+async def test_without_keys_nothing_is_to_be_replaced(ledger: Ledger, endpoints: Endpoints) -> None:
+    await endpoints.create("acme", "https://example.com/", by="ada", headers={"x-key": "1"})
+    assert await endpoints.reseal(by="ada") == 0
 
 
 async def test_secrets_are_in_no_representation_and_no_log(
@@ -620,6 +654,33 @@ async def test_pages_of_endpoints(ledger: Ledger, endpoints: Endpoints) -> None:
 
 
 # Borders ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_page_begins_after_an_endpoint_that_was_removed(endpoints: Endpoints) -> None:
+    made = [(await endpoints.create("acme", f"https://example.com/{n}", by="ada")).endpoint for n in range(6)]
+    page = await endpoints.find("acme", limit=3)
+    await endpoints.remove("acme", page[-1].id, by="ada")
+
+    assert await endpoints.find("acme", after=page[-1].cursor, limit=3) == made[3:]
+    assert await endpoints.find("acme", after=made[0].id) == [made[1], *made[3:]]
+    with pytest.raises(RowNotFound):
+        await endpoints.find("acme", after=page[-1].id)
+
+
+async def test_an_id_of_another_tenant_is_no_place_in_a_list(endpoints: Endpoints) -> None:
+    his = (await endpoints.create("other", "https://example.com/", by="bob")).endpoint
+    await endpoints.create("acme", "https://example.com/", by="ada")
+
+    with pytest.raises(RowNotFound):
+        await endpoints.find("acme", after=his.id)
+
+
+@pytest.mark.parametrize("after", ["x", "1.x", "x.", ".", "-1.", "9" * 40 + ".", 5])
+async def test_what_is_no_cursor_is_refused(endpoints: Endpoints, after: Any) -> None:
+    made = (await endpoints.create("acme", "https://example.com/", by="ada")).endpoint
+    wrong = after if after in ("x", "1.x", 5) else f"{after}{made.id}"
+    with pytest.raises(InvalidOption):
+        await endpoints.find("acme", after=wrong)
 
 
 async def test_another_tenants_endpoint_does_not_exist(

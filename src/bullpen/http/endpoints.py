@@ -134,7 +134,7 @@ class _EndpointsApi:
         )
         is_full = len(found) == limit
         views = [EndpointView.of(each) for each in found]
-        return answer_json(EndpointPage(endpoints=views, next=found[-1].id if is_full else None))
+        return answer_json(EndpointPage(endpoints=views, next=found[-1].cursor if is_full else None))
 
     async def inspect(self, request: Request) -> Response:
         who = await identify(request, self._authenticate)

@@ -138,21 +138,19 @@ class EndpointStore:
         *,
         tenant_id: str | None = None,
         state: EndpointState | None = None,
-        after: str | None = None,
+        after: tuple[datetime, str] | None = None,
         limit: int = 100,
     ) -> list[EndpointRow]:
-        """In the order in which they were made; the next page begins after the last id of this one."""
+        """In the order in which they were made. `after` is when the last one of the page before was made, and its id: a
+        place that stays when that one is removed."""
         query = self._select.order_by(_table.c.created_at, _table.c.id).limit(limit)
         if tenant_id is not None:
             query = query.where(_table.c.tenant_id == tenant_id)
         if state is not None:
             query = query.where(_table.c.state == state.value)
         if after is not None:
-            place = sa.select(_table.c.created_at, _table.c.id).where(_table.c.id == after).subquery()
-            query = query.where(
-                sa.tuple_(_table.c.created_at, _table.c.id)
-                > sa.select(place.c.created_at, place.c.id).scalar_subquery()
-            )
+            place = sa.tuple_(sa.literal(after[0], tables.Instant()), sa.literal(after[1], _table.c.id.type))
+            query = query.where(sa.tuple_(_table.c.created_at, _table.c.id) > place)
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [_to_row(row) for row in (await self._run(connection, query)).all()]
 

@@ -12,14 +12,14 @@ import secrets as _secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
 
 from bullpen._kernel.duration import check_int
 from bullpen.delivery.gates import Breaker
-from bullpen.errors import BullpenError, InvalidOption, RowNotFound, require
+from bullpen.errors import BullpenError, InvalidOption, RowNotFound, RowStateConflict, require
 from bullpen.ledger import (
     EndpointAttempt,
     EndpointRate,
@@ -48,7 +48,10 @@ ENDPOINTS: Final = ENDPOINT_TYPES
 _LONGEST_URL: Final = 2_000
 _LONGEST_DESCRIPTION: Final = 200
 _MOST_HEADERS: Final = 20
+_LONGEST_INSTANT: Final = 18
+"""Digits of microseconds: until the year 5138."""
 _PAGE: Final = 200
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECRET_BYTES: Final = 32
 _MOST_SECRETS: Final = 5
 
@@ -100,6 +103,11 @@ class Endpoint:
     """How long the secret before the last rotation signs as well."""
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def cursor(self) -> str:
+        """Where it stands among all: the page after it begins there, also when it was removed meanwhile."""
+        return f"{(self.created_at - _EPOCH) // timedelta(microseconds=1)}.{self.id}"
 
     @property
     def integration_type(self) -> str:
@@ -218,10 +226,12 @@ class Endpoints:
         limit: int = 100,
     ) -> list[Endpoint]:
         """Endpoints in the order in which they were made, of one tenant or (service role) of all. The next page begins
-        after the id of the last one."""
+        after the `cursor` of the last one, or after its id while it exists. Raises RowNotFound for an id that does
+        not."""
         check_int("limit", limit, minimum=1, maximum=1_000)
         tenant = None if tenant_id is None else check_tenant(tenant_id)
-        rows = await self._store.find(tenant_id=tenant, state=state, after=_as_id(after), limit=limit)
+        place = None if after is None else await self._place(after, tenant)
+        rows = await self._store.find(tenant_id=tenant, state=state, after=place, limit=limit)
         return [self._show(row) for row in rows]
 
     async def update(
@@ -329,17 +339,9 @@ class Endpoints:
         older keys are not needed for them any more. For the service role."""
         count, after = 0, None
         while rows := await self._store.find(after=after, limit=_PAGE):
-            after = rows[-1].id
+            after = rows[-1].created_at, rows[-1].id
             for row in rows:
-                secrets, headers = self._vault.secrets_of(row), self._vault.headers_of(row)
-                values = {
-                    "secrets": self._vault.seal_secrets(secrets, row.id, row.tenant_id),
-                    "headers": self._vault.seal_headers(headers, row.id, row.tenant_id),
-                }
-                await self._store.change(
-                    *(row.tenant_id, row.id, values), action="endpoint.reseal", by=by, detail={}, version=row.version
-                )
-                count += 1
+                count += await self._reseal(row, by)
         return count
 
     async def aclose(self) -> None:
@@ -356,6 +358,46 @@ class Endpoints:
         if row is None:
             raise RowNotFound("bullpen_endpoints", endpoint_id)
         return row
+
+    async def _place(self, after: str, tenant_id: str | None) -> tuple[datetime, str]:
+        """When an endpoint was made, and its id: from its cursor, or as it is stored."""
+        made, dot, endpoint_id = after.rpartition(".") if isinstance(after, str) else ("", "", after)
+        if not dot:
+            row = await self._store.get(_need_id(endpoint_id), tenant_id=tenant_id)
+            if row is None:
+                raise RowNotFound("bullpen_endpoints", endpoint_id)
+            return row.created_at, row.id
+        try:
+            fits = made.isascii() and made.isdigit() and len(made) < _LONGEST_INSTANT
+            return _EPOCH + timedelta(microseconds=int(made if fits else "")), str(uuid.UUID(endpoint_id))
+        except ValueError as error:
+            raise InvalidOption("after", "the `cursor` or the id of an endpoint", after) from error
+
+    async def _reseal(self, row: EndpointRow, by: str) -> bool:
+        """Whether it had to be. Somebody who changes it at the same time has the first word; one that was removed
+        needs nothing."""
+        found: EndpointRow | None = row
+        while found is not None and not self._vault.is_current(found):
+            secrets, headers = self._vault.secrets_of(found), self._vault.headers_of(found)
+            values = {
+                "secrets": self._vault.seal_secrets(secrets, found.id, found.tenant_id),
+                "headers": self._vault.seal_headers(headers, found.id, found.tenant_id),
+            }
+            try:
+                await self._store.change(
+                    *(found.tenant_id, found.id, values),
+                    action="endpoint.reseal",
+                    by=by,
+                    detail={},
+                    version=found.version,
+                )
+            except RowStateConflict:
+                found = await self._store.get(row.id, tenant_id=row.tenant_id)
+            except RowNotFound:
+                return False
+            else:
+                return True
+        return False
 
     async def _set_state(
         self, tenant_id: str, endpoint_id: str, state: EndpointState, by: str, reason: str
@@ -423,10 +465,6 @@ def _new_secret() -> str:
 
 def _as_json(values: Sequence[str]) -> str:
     return msgspec.json.encode(list(values)).decode()
-
-
-def _as_id(given: str | None) -> str | None:
-    return None if given is None else _need_id(given)
 
 
 def _need_id(given: str) -> str:
