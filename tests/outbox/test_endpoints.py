@@ -782,6 +782,35 @@ async def test_what_cannot_be_used_is_refused_and_nothing_stored(sqlite_url: str
         assert await endpoints.find() == []
 
 
+@pytest.mark.parametrize("by", [None, 5, ""])
+async def test_who_does_it_is_a_text(ledger: Ledger, endpoints: Endpoints, by: Any) -> None:
+    with pytest.raises(InvalidOption, match="by"):
+        await endpoints.create("acme", "https://example.com/", by=by)
+    assert await ledger.endpoints.find() == []
+    made = (await endpoints.create("acme", "https://example.com/", by="ada")).endpoint
+    with pytest.raises(InvalidOption, match="by"):
+        await endpoints.pause("acme", made.id, by=by)
+
+
+@pytest.mark.parametrize("key", ["surrogate", "", "x" * 201, 5])
+async def test_a_key_that_cannot_be_is_refused(endpoints: Endpoints, key: Any) -> None:
+    given = chr(0xD800) if key == "surrogate" else key
+    with pytest.raises(InvalidOption, match="idempotency_key"):
+        await endpoints.create("acme", "https://example.com/", by="ada", idempotency_key=given)
+
+
+async def test_a_rotation_never_ends_a_secret_earlier_than_was_promised(endpoints: Endpoints) -> None:
+    made = (await endpoints.create("acme", "https://example.com/", by="ada")).endpoint
+    for _ in range(4):
+        await endpoints.rotate_secret("acme", made.id, by="ada")
+
+    with pytest.raises(RowStateConflict, match="5 secrets"):
+        await endpoints.rotate_secret("acme", made.id, by="ada")
+
+    at_once = await endpoints.rotate_secret("acme", made.id, by="ada", overlap_ms=0)
+    assert at_once.endpoint.old_secret_until is None
+
+
 async def test_a_tenant_has_a_bounded_number(ledger: Ledger, make: MakeEndpoints) -> None:
     endpoints = make(ledger, most_per_tenant=2)
     for _ in range(2):

@@ -18,7 +18,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
-from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict
+from bullpen._kernel.duration import is_text
+from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict, require
 from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
@@ -105,7 +106,7 @@ class EndpointStore:
         values: dict[str, Any] = {
             "state": state.value,
             "reason": one_line(reason) or None,
-            "state_by": one_line(by, 120),
+            "state_by": _actor(by),
             "state_at": self._now,
         }
         if state is EndpointState.ENABLED:
@@ -310,7 +311,7 @@ class EndpointStore:
         detail: Mapping[str, Any],
     ) -> None:
         entry = {
-            "actor": one_line(by, 120),
+            "actor": _actor(by),
             "action": action,
             "subject": endpoint_type(endpoint_id),
             "tenant_id": tenant_id,
@@ -334,6 +335,11 @@ def _to_row(row: Any) -> EndpointRow:
     found["state"] = EndpointState(found["state"])
     found["read_at"] = to_datetime(found["read_at"])
     return EndpointRow(**found)
+
+
+def _actor(by: str) -> str:
+    require("by", is_text(by), "who does it, a text", by)
+    return one_line(by, 120)
 
 
 def _notice(row: EndpointRow, integration_type: str) -> dict[str, Any]:

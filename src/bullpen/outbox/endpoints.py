@@ -51,6 +51,10 @@ _MOST_HEADERS: Final = 20
 _LONGEST_INSTANT: Final = 18
 """Digits of microseconds: until the year 5138."""
 _PAGE: Final = 200
+_LONGEST_HEADERS: Final = 8_000
+"""Characters of names and values together: what common servers take."""
+_LONGEST_KEY: Final = 200
+_LONGEST_OVERLAP_MS: Final = 366 * 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECRET_BYTES: Final = 32
 _MOST_SECRETS: Final = 5
@@ -76,7 +80,7 @@ class EndpointOptions:
             check_int("off_after_ms", self.off_after_ms, minimum=1)
         for name in ("off_failures", "most_per_tenant", "concurrency"):
             check_int(name, getattr(self, name), minimum=1)
-        check_int("overlap_ms", self.overlap_ms, minimum=0)
+        check_int("overlap_ms", self.overlap_ms, minimum=0, maximum=_LONGEST_OVERLAP_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +198,8 @@ class Endpoints:
         With `idempotency_key` a repeated call makes no second one: it gives the first, whose secret is not shown."""
         given = {"headers": {}, "description": "", **fields}
         key = given.pop("idempotency_key", None)
+        check_text("idempotency_key", key, _LONGEST_KEY, required=False)
+        require("idempotency_key", key != "", "non-empty text or None", key)
         endpoint_id = str(uuid.uuid4() if key is None else uuid.uuid5(_KEYS, f"{tenant_id}\0{key}"))
         secret = fields.get("secret") or _new_secret()
         given.pop("secret", None)
@@ -251,20 +257,25 @@ class Endpoints:
     ) -> NewSecret:
         """Give it a new secret. The one before signs as well for `overlap_ms` (as the options say), so that a receiver
         may change it in between without losing a message. Raises RowNotFound, and RowStateConflict when somebody else
-        has changed it at the same time."""
-        overlap = timedelta(milliseconds=check_int("overlap_ms", self._overlap(overlap_ms), minimum=0))
+        has changed it at the same time, or when five secrets sign already; `overlap_ms=0` ends all others."""
+        wanted = check_int("overlap_ms", self._overlap(overlap_ms), minimum=0, maximum=_LONGEST_OVERLAP_MS)
+        overlap = timedelta(milliseconds=wanted)
         row, new = await self._row(tenant_id, endpoint_id), secret or _new_secret()
         self._make_webhook(row.url, secrets=[new], headers={})
         until = row.read_at + overlap
         old = [Secret(each.key, min(until, each.until or until)) for each in self._vault.secrets_of(row)]
-        kept = [Secret(new), *(each for each in old if each.until != row.read_at)][:_MOST_SECRETS]
+        kept = [Secret(new), *(each for each in old if each.until != row.read_at)]
+        if len(kept) > _MOST_SECRETS:
+            # A secret that is left out earlier than was promised is a receiver that refuses everything.
+            state = f"signed with {len(old)} secrets already"
+            raise RowStateConflict("bullpen_endpoints", row.id, state, f"with fewer than {_MOST_SECRETS}")
         changed = await self._store.change(
             row.tenant_id,
             row.id,
             {"secrets": self._vault.seal_secrets(kept, row.id, row.tenant_id)},
             action="endpoint.rotate",
             by=by,
-            detail={"overlapMs": int(overlap.total_seconds() * 1000)},
+            detail={"overlapMs": wanted},
             version=row.version,
         )
         return NewSecret(self._show(changed), new)
@@ -417,6 +428,9 @@ class Endpoints:
         if "headers" in given:
             fits = isinstance(headers, Mapping) and len(headers) <= _MOST_HEADERS
             require("headers", fits, f"a mapping of at most {_MOST_HEADERS} names to texts", type(headers).__name__)
+            length = sum(len(each) for pair in (headers or {}).items() for each in pair if isinstance(each, str))
+            fits = length <= _LONGEST_HEADERS
+            require("headers", fits, f"names and values of at most {_LONGEST_HEADERS} characters together", length)
             values["headers"] = self._vault.seal_headers(headers or {}, endpoint_id, tenant_id)
         # Made once to be checked: what the channel refuses is not stored.
         self._make_webhook(
