@@ -114,8 +114,16 @@ def check_scheduler_id(scheduler_id: Any) -> str:
     return scheduler_id
 
 
+class ForeignName(str):
+    """The name of a queue that another library made, as it stands: it may be empty."""
+
+    __slots__ = ()
+
+
 def check_queue_name(name: Any) -> str:
     """Return the name if a queue may have it. Raises InvalidOption for option `queue`."""
+    if type(name) is ForeignName:
+        return name
     if not isinstance(name, str) or not name:
         raise InvalidOption("queue", "non-empty text as the queue's name", name)
     if _control(name) or name != name.strip():

@@ -98,8 +98,6 @@ class Taker(JobConsumer):
     renewed until a job is settled. What is not settled goes back with `close`, and no attempt is counted.
     """
 
-    own_arguments = (*JobConsumer.own_arguments, "ahead", "on_lost")
-
     def __init__(
         self,
         queue: str,
