@@ -50,6 +50,19 @@ class Strict(pydantic.BaseModel):
     inner: Model | None = None
 
 
+class Login(pydantic.BaseModel):
+    password: pydantic.SecretStr | None
+    next: Login | None = None
+
+
+class Shown(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+    @pydantic.field_serializer("password", when_used="json")
+    def show(self, value: pydantic.SecretStr) -> str:
+        return value.get_secret_value()
+
+
 class Unknown:
     pass
 
@@ -165,6 +178,32 @@ def test_what_takes_anything_or_never_returns_is_a_task() -> None:
         raise ValueError
 
     assert takes_all.call(1, {"a": [2]}).data == {"anything": 1, "thing": {"a": [2]}}
+
+
+@pytest.mark.parametrize(
+    "kind", [pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret[int], Login, list[Login], dict[str, Login]]
+)
+def test_secrets_that_would_arrive_as_asterisks_are_refused_where_the_task_stands(kind: Any) -> None:
+    def takes(given: Any) -> None: ...
+
+    def gives() -> Any: ...
+
+    takes.__annotations__ = {"given": kind}
+    gives.__annotations__ = {"return": kind}
+    for function in (takes, gives):
+        with pytest.raises(InvalidOption, match="asterisks"):
+            Bullpen().task("shop")(function)
+
+
+def test_a_secret_is_refused_in_what_anything_may_be_and_carried_where_a_serializer_writes_it() -> None:
+    @Bullpen().task("shop")
+    def ship(login: Shown, anything: Any) -> None: ...
+
+    hidden, shown = Login(password=pydantic.SecretStr("hunter2")), Shown(password=pydantic.SecretStr("hunter2"))
+    with pytest.raises((InvalidOption, TypeError), match="asterisks") as refused:
+        ship.call(shown, [hidden])
+    assert "hunter2" not in str(refused.value)
+    assert ship.call(shown, 1).data["login"]["password"] == "hunter2"
 
 
 def test_pydantic_and_attrs_are_not_imported_for_tasks_without_them() -> None:

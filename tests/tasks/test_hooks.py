@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import BatchOptions, Bullpen, InvalidOption, Job, JobBatch, JobFailed, Queue, Worker
+from bullpen import BatchOptions, Bullpen, Depends, InvalidOption, Job, JobBatch, JobFailed, Queue, Worker
 from bullpen.worker import Taker
 from tests.tasks import hooked_module
 
@@ -182,6 +182,49 @@ async def test_a_run_that_is_cancelled_ends_its_workers_before_the_hooks_of_the_
         await run
 
     assert told == ["job", "end"]
+
+
+@pytest.mark.parametrize("how", ["close_timeout", "a second stop"])
+async def test_hooks_of_the_end_that_hang_are_cancelled_one_after_the_other(app: Bullpen, how: str) -> None:
+    told, hangs = list[str](), asyncio.Event()
+
+    @app.on_shutdown
+    async def still_runs() -> None:
+        told.append("still runs")
+
+    @app.lifespan
+    async def first() -> AsyncIterator[None]:
+        yield
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("first")
+
+    @app.on_shutdown
+    async def second() -> None:
+        try:
+            hangs.set()
+            await asyncio.Event().wait()
+        finally:
+            told.append("second")
+
+    begun = asyncio.Event()
+    app.on_startup(begun.set)
+
+    @app.handler("work", close_timeout=100 if how == "close_timeout" else 3_600_000)
+    async def handle(job: Job) -> None: ...
+
+    async with asyncio.timeout(60):
+        run = asyncio.create_task(app.run(signals=False))
+        await begun.wait()
+        await add_and_wait(app, "work")
+        await app.stop()
+        await hangs.wait()
+        if how == "a second stop":
+            await app.stop(0)
+        await run
+
+    assert told == ["second", "first", "still runs"]
 
 
 async def test_a_program_that_only_adds_may_start_the_hooks_itself(app: Bullpen) -> None:
@@ -473,3 +516,31 @@ async def test_child_processes_need_an_app_that_they_can_import(app: Bullpen) ->
 
 def test_whoever_takes_jobs_by_hand_has_no_middleware(redis_url: str) -> None:
     assert not hasattr(Taker("work", connection=redis_url), "surround")
+
+
+@pytest.mark.parametrize("kind", ["task", "handler"])
+async def test_a_provider_of_a_plain_function_that_ended_late_sees_the_timeout(app: Bullpen, kind: str) -> None:
+    seen: list[str] = []
+
+    def session() -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            seen.append("rollback")
+            raise
+        seen.append("commit")
+
+    def charge(job: Job, given: Any = Depends(session)) -> None:
+        while not job.cancelled:
+            threading.Event().wait(0.01)
+
+    if kind == "task":
+        app.task("work", name="job", timeout=50)(charge)
+    else:
+        app.handler("work", timeout=50)(charge)
+
+    async with running(app):
+        with pytest.raises(JobFailed, match="timed out"):
+            await add_and_wait(app, "work")
+
+    assert seen == ["rollback"]

@@ -132,6 +132,29 @@ async def test_what_a_callback_raises_harms_no_job(app: Bullpen, caplog: pytest.
     assert "broken callback" in caplog.text
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit], ids=lambda kind: kind.__name__)
+async def test_a_callback_that_cancels_or_exits_does_not_end_the_worker(
+    app: Bullpen, caplog: pytest.LogCaptureFixture, error: type[BaseException], is_plain: bool
+) -> None:
+    def plain(job: Job, result: Any) -> None:
+        raise error("broken callback")
+
+    async def on_loop(job: Job, result: Any) -> None:
+        raise error("broken callback")
+
+    @app.task("work", on_success=plain if is_plain else on_loop)
+    async def fine(number: int) -> int:
+        return number
+
+    async with running(app):
+        for number in range(3):
+            assert await (await fine.add(number)).result(timeout=PATIENCE) == number
+
+    if is_plain or error is SystemExit:
+        assert "broken callback" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("timeout", 0), ("rate_limit", 5), ("on_success", "name"), ("on_failure", "name")]
 )

@@ -100,6 +100,16 @@ def test_a_wrong_app_in_the_configuration_is_told(project: Path) -> None:
     assert f"'{SHOP}:emails' is no Bullpen; write module:name" in done.stdout
 
 
+def test_a_missing_app_is_told_and_not_replaced_by_an_empty_one(project: Path) -> None:
+    (project / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
+    (project / "test_shop.py").write_text("def test_it(bullpen_app): bullpen_app.run_until_drained_sync()\n")
+
+    done = run(project)
+
+    assert done.returncode != 0
+    assert 'Set bullpen_app = "module:name"' in done.stdout
+
+
 def test_an_app_may_be_given_by_a_fixture(project: Path) -> None:
     (project / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     (project / "test_shop.py").write_text(

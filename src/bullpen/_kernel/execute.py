@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from bullpen._kernel import logs
 from bullpen._kernel.logs import set_handled
@@ -32,6 +34,17 @@ Given = TypeVar("Given")
 T = TypeVar("T")
 
 
+_time_is_up: Final[ContextVar[tuple[float, float] | None]] = ContextVar("bullpen_time_is_up", default=None)
+"""When the time of what runs here is up, and how much it was."""
+
+
+def check_time() -> None:
+    """Raise if the time of what runs here is up: a thread is not cancelled, and its run failed all the same."""
+    limit = _time_is_up.get()
+    if limit is not None and time.monotonic() >= limit[0]:
+        raise HandlerTimeout(limit[1], " (the thread ended late)")
+
+
 def is_async(handler: Callable[..., Any]) -> bool:
     """True for `async def` functions and objects whose `__call__` is one."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - the method itself is asked
@@ -44,6 +57,7 @@ async def run_async(handler: Callable[[Subject], Awaitable[Any]], subject: Subje
         if timeout_s is None:
             value = await handler(subject)
         else:
+            before = _time_is_up.set((time.monotonic() + timeout_s, timeout_s))
             try:
                 async with asyncio.timeout(timeout_s) as limit:
                     value = await handler(subject)
@@ -52,6 +66,8 @@ async def run_async(handler: Callable[[Subject], Awaitable[Any]], subject: Subje
                     raise
                 subject.cancelled = True
                 raise HandlerTimeout(timeout_s) from None
+            finally:
+                _time_is_up.reset(before)
         return RETURNED_NOTHING if value is None else Returned(value)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: whatever it raises is the result
         return Raised(error)

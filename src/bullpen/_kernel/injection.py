@@ -19,7 +19,7 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 from bullpen._kernel.container import Container
-from bullpen._kernel.execute import is_async
+from bullpen._kernel.execute import check_time, is_async
 from bullpen.errors import InvalidOption, NotConfigured
 
 __all__ = [
@@ -313,7 +313,9 @@ class JobScope:
         with ExitStack() as stack:
             for enter in self.within:
                 stack.enter_context(enter(stack))
-            return function(*args, **self.plain_values(needs, stack))
+            result = function(*args, **self.plain_values(needs, stack))
+            check_time()  # in here: what was opened for a run that failed must not end as if all was well
+            return result
         return None  # what it runs within suppressed the error
 
     def _found(self, key: Key) -> _Provider | _Value:

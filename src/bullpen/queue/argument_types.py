@@ -23,6 +23,10 @@ _EXPECTED: Final = (
     "msgspec Structs, attrs classes, Pydantic models)"
 )
 
+_HIDDEN: Final = (
+    "Pydantic writes a secret as asterisks: send a reference to it, or give its field a serializer that writes it"
+)
+
 
 def to_builtins(value: Any) -> Any:
     """As JSON. Raises TypeError for what has no form in it."""
@@ -62,6 +66,8 @@ def _check(where: str, annotation: Any) -> None:
             _adapter(one)
         except Exception as error:
             raise InvalidOption(where, f"a type that Pydantic can read ({error})", annotation) from error
+        if _hides_secrets(one):
+            raise InvalidOption(where, f"a type whose values come back as what they were; {_HIDDEN}", annotation)
 
 
 def _custom_types(info: Any, seen: set[int]) -> Iterator[Any]:
@@ -90,8 +96,31 @@ def _make_adapter(kind: Any) -> Any:
 _adapter: Final[Callable[[Any], Any]] = cache(_make_adapter)
 
 
+def _judge_secrets(kind: Any) -> bool:
+    return _has_asterisks(_adapter(kind).core_schema)
+
+
+_hides_secrets: Final[Callable[[Any], bool]] = cache(_judge_secrets)
+"""Whether Pydantic writes asterisks for some part of a type: SecretStr and its like, without a serializer."""
+
+
+def _has_asterisks(part: Any) -> bool:
+    if isinstance(part, list | tuple):
+        return any(map(_has_asterisks, part))
+    if not isinstance(part, dict):
+        return False
+    writes = part.get("serialization")
+    if isinstance(writes, dict) and writes.get("type") == "function-plain":  # it alone decides, whatever is inside
+        function = writes["function"]
+        made_by = getattr(function, "__module__", ""), getattr(function, "__name__", "")
+        return made_by[0] == "pydantic.types" and made_by[1].startswith("_serialize_secret")
+    return any(map(_has_asterisks, part.values()))
+
+
 def _encode(value: Any) -> Any:
     if _is_pydantic(type(value)):
+        if _hides_secrets(type(value)):
+            raise TypeError(f"objects of type {type(value).__name__} would not come back as what they were; {_HIDDEN}")
         return _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
     raise TypeError(f"objects of type {type(value).__name__} have no form in JSON")
 

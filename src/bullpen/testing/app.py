@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import redis
 
-from bullpen._kernel.duration import to_ms
+from bullpen._kernel.duration import check_texts, to_ms
 from bullpen.app import Bullpen
 from bullpen.errors import InvalidOption, ReturnToWait
 from bullpen.queue.job import Job
@@ -76,33 +76,63 @@ class AppTester:
             known = self._queues[name] = SyncQueue(name, connection=self.url, prefix=self.app.prefix)
         return known
 
-    def enqueued(self, what: Task[..., Any] | str, name: str | None = None, **data: Any) -> list[SyncJob]:
+    def enqueued(
+        self,
+        what: Task[..., Any] | str,
+        name: str | None = None,
+        /,
+        *,
+        data: Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> list[SyncJob]:
         """The stored jobs of a task, or of a queue (and with this name), whose data has these values; the oldest
-        first, whatever their state."""
+        first, whatever their state. `data={...}` is for values whose names are parameters here: `data`, `count`."""
         queue, name = _place(what, name)
-        wanted = msgspec.to_builtins(data, str_keys=True)
+        wanted = msgspec.to_builtins({**(data or {}), **values}, str_keys=True)
         jobs = [job for job in self.queue(queue).iter_jobs() if name is None or job.name == name]
         return sorted(
             (job for job in jobs if _has(job.data, wanted)), key=lambda job: (job.timestamp, len(job.id), job.id)
         )
 
     def assert_enqueued(
-        self, what: Task[..., Any] | str, name: str | None = None, *, count: int | None = None, **data: Any
+        self,
+        what: Task[..., Any] | str,
+        name: str | None = None,
+        /,
+        *,
+        count: int | None = None,
+        data: Mapping[str, Any] | None = None,
+        **values: Any,
     ) -> list[SyncJob]:
         """Fail unless such a job is stored, or exactly `count` of them. Returns them: look at `job.delay`, `job.opts`.
 
         tester.assert_enqueued(send_welcome, to="ada@example.com")
+
+        The task has a parameter `count` or `data` itself: `tester.assert_enqueued(restock, data={"count": 2})`.
         """
-        found = self.enqueued(what, name, **data)
+        return self._expect(what, name, count, {**(data or {}), **values})
+
+    def _expect(
+        self, what: Task[..., Any] | str, name: str | None, count: int | None, data: dict[str, Any]
+    ) -> list[SyncJob]:
+        found = self.enqueued(what, name, data=data)
         if not found if count is None else len(found) != count:
             queue, name = _place(what, name)
             wanted = f"{count if count is not None else 'a'} job(s) {name or ''} of queue {queue!r} with {data}"
             raise AssertionError(f"expected {wanted}, found {len(found)}; stored: {self._describe(queue)}")
         return found
 
-    def assert_not_enqueued(self, what: Task[..., Any] | str, name: str | None = None, **data: Any) -> None:
+    def assert_not_enqueued(
+        self,
+        what: Task[..., Any] | str,
+        name: str | None = None,
+        /,
+        *,
+        data: Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> None:
         """Fail if such a job is stored."""
-        self.assert_enqueued(what, name, count=0, **data)
+        self._expect(what, name, 0, {**(data or {}), **values})
 
     def _describe(self, queue: str) -> str:
         jobs = list(self.queue(queue).iter_jobs())
@@ -111,9 +141,26 @@ class AppTester:
 
     # ---- running ------------------------------------------------------------------------------------------------
 
-    async def run_until_drained(self, *, timeout: int | timedelta = _DRAIN_MS) -> Drained:
+    async def run_until_drained(
+        self, *, timeout: int | timedelta = _DRAIN_MS, elsewhere: Collection[str] = ()
+    ) -> Drained:
         """Run the app's handlers until no job waits or runs, those that handlers add included. Delayed jobs are not
-        waited for: see `advance`. After `timeout` (ms or timedelta) it fails and says what is left."""
+        waited for: see `advance`. After `timeout` (ms or timedelta) it fails and says what is left.
+
+        It also fails for jobs that wait in a queue which no handler of the app serves, unless `elsewhere` names that
+        queue: one that another program serves."""
+        check_texts("elsewhere", elsewhere)
+        report = await self._drain(timeout)
+        served = {name for worker in self.app.workers for name in (worker.queue_name, worker.dead_letter_queue or "")}
+        left = self._left(sorted(self._stored_queues() - served - {*elsewhere}))
+        if left:
+            raise AssertionError(
+                f"jobs wait in queues that no handler of the app serves: {left}. Register a handler, or name "
+                "queues that other programs serve in `elsewhere`"
+            )
+        return report
+
+    async def _drain(self, timeout: int | timedelta = _DRAIN_MS) -> Drained:
         report, changed = Drained(), asyncio.Event()
         within_s = to_ms("timeout", timeout, minimum=1) / 1000
         if self._is_draining:
@@ -127,16 +174,18 @@ class AppTester:
                     async with asyncio.timeout(within_s):
                         await self._let_drain(workers, changed)
                 except TimeoutError:
-                    left = self._left(workers)
+                    left = self._left(worker.queue_name for worker in workers)
                     await asyncio.gather(*(worker.close(0) for worker in workers))  # what hangs is not waited for
                     raise AssertionError(f"not drained within {within_s} s; {left}") from None
         finally:
             self._is_draining = False
         return report
 
-    def run_until_drained_sync(self, *, timeout: int | timedelta = _DRAIN_MS) -> Drained:
+    def run_until_drained_sync(
+        self, *, timeout: int | timedelta = _DRAIN_MS, elsewhere: Collection[str] = ()
+    ) -> Drained:
         """The same for tests that are plain functions."""
-        return self._run(self.run_until_drained(timeout=timeout))
+        return self._run(self.run_until_drained(timeout=timeout, elsewhere=elsewhere))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -206,7 +255,7 @@ class AppTester:
         self._crashes[place] = crash = _Crash(1, look)
         try:
             await task.add(*args, **kwargs)
-            report = await self.run_until_drained()
+            report = await self._drain()
         finally:
             del self._crashes[place]
         await look()
@@ -264,21 +313,31 @@ class AppTester:
     async def _let_drain(self, workers: list[Worker], changed: asyncio.Event) -> None:
         while True:
             changed.clear()
-            if all(worker.is_ready for worker in workers) and not any(self._counts(worker) for worker in workers):
+            if all(worker.is_ready for worker in workers) and not any(
+                self._counts(worker.queue_name) for worker in workers
+            ):
                 return
             await changed.wait()
 
-    def _counts(self, worker: Worker) -> dict[str, int]:
+    def _counts(self, name: str) -> dict[str, int]:
         """Of what has to run now; nothing of a paused queue has."""
-        queue = self.queue(worker.queue_name)
+        queue = self.queue(name)
         counts = queue.counts()
         found = {"waiting": counts.waiting, "prioritized": counts.prioritized, "active": counts.active}
         if queue.is_paused():
             found = {"active": counts.active}
         return {state: number for state, number in found.items() if number}
 
-    def _left(self, workers: list[Worker]) -> str:
-        return "; ".join(f"{worker.queue_name}: {left}" for worker in workers if (left := self._counts(worker)))
+    def _left(self, queues: Iterable[str]) -> str:
+        return "; ".join(f"{name}: {left}" for name in queues if (left := self._counts(name)))
+
+    def _stored_queues(self) -> set[str]:
+        """Those of the server that have jobs which wait."""
+        found: set[str] = set()
+        for state in ("wait", "prioritized"):
+            for key in self._client.scan_iter(f"{self.app.prefix}:*:{state}", count=1000):
+                found.add(key.decode()[len(self.app.prefix) + 1 : -len(state) - 1])
+        return found
 
     def _queue_names(self) -> list[str]:
         return [worker.queue_name for worker in self.app.workers]
@@ -304,13 +363,13 @@ class AppTester:
 
     async def _after_add(self) -> None:
         if not self._is_draining:
-            await self.run_until_drained()
+            await self._drain()
 
     def _after_add_sync(self) -> None:
         if self._is_draining:
             return
         if not _is_on_loop() and threading.current_thread() is threading.main_thread():
-            self.run_until_drained_sync()
+            self._run(self._drain())
             return
         # In a thread of a web framework, or in plain code below a coroutine: on a loop of its own.
         thread = threading.Thread(target=lambda: asyncio.run(self._drain_and_leave()))
@@ -318,7 +377,7 @@ class AppTester:
         thread.join()
 
     async def _drain_and_leave(self) -> None:
-        await self.run_until_drained()
+        await self._drain()
         await self.aclose()
 
 

@@ -69,12 +69,15 @@ def bullpen_faults(bullpen_server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def bullpen_target(pytestconfig: pytest.Config) -> Bullpen:
-    """The app to test; override it to say which. By default that of the ini option `bullpen_app`, else an empty one."""
+    """The app to test; override it to say which. By default that of the ini option `bullpen_app`."""
     from bullpen.app import Bullpen
 
     named = pytestconfig.getini("bullpen_app")
-    if not named:
-        return Bullpen()
+    if not named:  # an empty app would run nothing, and tests that expect nothing would pass
+        raise pytest.UsageError(
+            'which app is tested? Set bullpen_app = "module:name" in the configuration of pytest '
+            "([tool.pytest.ini_options] of pyproject.toml), or override the fixture bullpen_target"
+        )
     module, _, name = named.partition(":")
     found = getattr(importlib.import_module(module), name or "app", None)
     if not isinstance(found, Bullpen):

@@ -45,7 +45,9 @@ class AppFeatures:
 
     def __init__(self, resources: Resources, around: Callable[[], Around], container: Container) -> None:
         self._resources, self._around = resources, around
-        self.services = Services(self.count_running, lambda: around().started())
+        self.services = Services(
+            self.count_running, lambda: around().started(), lambda seconds: around().limit_end(seconds)
+        )
         self.observing = Observing(resources, self.workers_here, self.needs_redis)
         self.container = container
         self.workers: dict[str, Worker] = {}

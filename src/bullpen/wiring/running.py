@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Final
 
+from bullpen._kernel.duration import to_ms
 from bullpen._kernel.lifecycle import AlreadyStopped
 from bullpen._kernel.logs import get_logger
 from bullpen._kernel.service import Service
@@ -28,6 +29,8 @@ logger = get_logger("bullpen.app")
 
 ROLES: Final = ("worker", "outbox", "projector", "messages", "alerts")
 """Parts of an app that `run` may be told to run alone. What says nothing of itself is a worker."""
+_END_WITHIN_S: Final = 30.0
+"""What hooks of the end get where no worker has a `close_timeout`."""
 _HINTS: Final = {
     "worker": "register a handler with @app.handler(queue)",
     "outbox": "call app.use_outbox()",
@@ -43,6 +46,12 @@ def role_of(service: Service) -> str:
     return role
 
 
+def _end_within_s(services: Collection[Service]) -> float:
+    """What hooks of the end get: the longest time that a worker has to close."""
+    known = [getattr(getattr(service, "options", None), "close_after_s", None) for service in services]
+    return max((seconds for seconds in known if seconds is not None), default=_END_WITHIN_S)
+
+
 def _ends_last(service: Service) -> bool:
     """Whether it answers probes, which it does for as long as anything runs."""
     return bool(getattr(service, "ends_last", False))
@@ -52,9 +61,13 @@ class Services:
     """The services of one app. `count_running` tells how many jobs a stop waits for; they run within `started`."""
 
     def __init__(
-        self, count_running: Callable[[], int], started: Callable[[], AbstractAsyncContextManager[None]]
+        self,
+        count_running: Callable[[], int],
+        started: Callable[[], AbstractAsyncContextManager[None]],
+        limit_end: Callable[[float], None],
     ) -> None:
-        self._count_running, self._started = count_running, started
+        """`limit_end` says for how many seconds what `started` does at its end may take."""
+        self._count_running, self._started, self._limit_end = count_running, started, limit_end
         self._starting: asyncio.Timeout | None = None
         self._all: list[Service] = []
         self._group: asyncio.TaskGroup | None = None
@@ -119,6 +132,8 @@ class Services:
     async def stop(self, timeout: int | timedelta | None = None) -> None:
         """Ask all to stop, and wait until they have. Safe to call twice, and before `run`."""
         self._is_stopping = True
+        if timeout is not None:
+            self._limit_end(to_ms("timeout", timeout) / 1000)
         if self._starting is not None:
             self._starting.reschedule(asyncio.get_running_loop().time())
         # Whoever answers probes ends last: a process that waits for its running jobs is alive, and must be seen.
@@ -134,6 +149,7 @@ class Services:
                 async with asyncio.timeout(None) as self._starting:
                     if not self._began_stopped:
                         await stack.enter_async_context(self._started())
+                        self._limit_end(_end_within_s(self._all))
             except TimeoutError:
                 if not self._is_stopping:
                     raise

@@ -8,6 +8,7 @@ Elsewhere: running handlers (`handlers`, `children`), registering (`bullpen.app`
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import (
@@ -26,6 +27,7 @@ from bullpen._kernel.container import Container
 from bullpen._kernel.duration import check_texts
 from bullpen._kernel.execute import run_async
 from bullpen._kernel.injection import Injector, JobScope, Needs, current_scope, name_of, needs_of
+from bullpen._kernel.logs import get_logger
 from bullpen._kernel.outcome import Raised, Result
 from bullpen._kernel.signatures import takes
 from bullpen.errors import InvalidOption
@@ -40,6 +42,8 @@ Enter = Callable[..., Context]
 Call = Callable[[Callable[[Any], Any]], Awaitable[Result]]
 """Runs a plain function for the job at hand, where plain functions run."""
 
+logger = get_logger("bullpen.app")
+_GRACE_S: Final = 0.5
 _HOOK: Final = "a function without parameters, or with one for the app"
 
 
@@ -135,6 +139,9 @@ class Around:
         self._layers: list[Layer] = []
         self._hooks: list[Callable[[AsyncExitStack], Awaitable[None]]] = []
         self._entered = 0
+        self._end_within_s: float | None = None
+        self._end_at: float | None = None
+        self._ending: asyncio.Timeout | None = None
 
     @property
     def has_hooks(self) -> bool:
@@ -196,7 +203,7 @@ class Around:
         call = self._caller(hook)
 
         async def enter(stack: AsyncExitStack) -> None:
-            stack.push_async_callback(call)
+            self._leave_with(stack, lambda *_: call())
 
         self._hooks.append(enter)
 
@@ -209,7 +216,8 @@ class Around:
         async def enter(stack: AsyncExitStack) -> None:
             context = make()
             if _is_async(context):
-                await stack.enter_async_context(context)
+                await context.__aenter__()
+                self._leave_with(stack, context.__aexit__)
             else:
                 stack.enter_context(context)
 
@@ -224,13 +232,43 @@ class Around:
             if self._entered > 1:
                 yield
                 return
+            self._end_within_s = self._end_at = None
             async with AsyncExitStack() as stack:
                 for enter in self._hooks:
                     await enter(stack)
-                await stack.enter_async_context(self.injector.opened())
+                providers = self.injector.opened()
+                await providers.__aenter__()
+                self._leave_with(stack, providers.__aexit__)
                 yield
         finally:
             self._entered -= 1
+
+    def limit_end(self, seconds: float) -> None:
+        """So long may the hooks of the end and the ends of providers take together, from the first of them on; also
+        while they run. Unless it is called they take as long as they need."""
+        self._end_within_s = seconds
+        if self._ending is not None:
+            self._end_at = asyncio.get_running_loop().time() + seconds
+            self._ending.reschedule(self._end_at)
+
+    def _leave_with(self, stack: AsyncExitStack, leave: Callable[..., Awaitable[Any]]) -> None:
+        async def end(*error: Any) -> Any:
+            now, end_at = asyncio.get_running_loop().time(), None
+            if self._end_within_s is not None:
+                self._end_at = now + self._end_within_s if self._end_at is None else self._end_at
+                end_at = max(self._end_at, now + _GRACE_S)  # one that hangs leaves the others time to close things
+            try:
+                async with asyncio.timeout_at(end_at) as self._ending:
+                    return await leave(*error)
+            except TimeoutError:
+                if self._ending is None or not self._ending.expired():
+                    raise
+                logger.warning("a hook of the end was cancelled: it did not end in time (%s s)", self._end_within_s)
+                return None
+            finally:
+                self._ending = None
+
+        stack.push_async_exit(end)
 
     def _caller(self, hook: Callable[..., Any]) -> Callable[[], Awaitable[None]]:
         if not callable(hook) or inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):

@@ -192,6 +192,11 @@ class JobConsumer:
         return self._connection
 
     @property
+    def dead_letter_queue(self) -> str | None:
+        """The queue that its dead letters are written to."""
+        return None if self._dead_letters is None else self._dead_letters.name
+
+    @property
     def keys(self) -> QueueKeys:
         return self._keys
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from bullpen._kernel import json, telemetry
@@ -31,7 +31,8 @@ _OWN: Final[frozenset[str]] = frozenset(get_args(OwnEvent))
 _EVENTS: Final[frozenset[str]] = _OWN.union(get_args(JobEvent))
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
-
+_RAISED: Final = (Exception, asyncio.CancelledError, SystemExit)
+"""What a callback may raise and the worker goes on: none of it is meant for the task that called."""
 _PLACES: Final[dict[type[Outcome], str]] = {
     Delayed: "delayed",
     Waiting: "waiting",
@@ -146,10 +147,10 @@ class Reports:
             try:
                 result = callback(*details)
                 if result is not None and inspect.isawaitable(result):
-                    task = asyncio.ensure_future(result)
+                    task = asyncio.ensure_future(_awaited(result))
                     self._pending.add(task)
                     task.add_done_callback(self._done)
-            except Exception:
+            except _RAISED:
                 logger.exception("callback for %r of queue %r failed", event, self._queue)
 
     def tell_error(self, error: BaseException) -> None:
@@ -163,8 +164,17 @@ class Reports:
 
     def _done(self, task: asyncio.Future[Any]) -> None:
         self._pending.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("callback of queue %r failed", self._queue, exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception() or task.result()) is not None:
+            logger.error("callback of queue %r failed", self._queue, exc_info=error)
+
+
+async def _awaited(result: Awaitable[Any]) -> BaseException | None:
+    """What it raised: a task that raises SystemExit ends the whole loop."""
+    try:
+        await result
+    except SystemExit as error:
+        return error
+    return None
 
 
 def _show_end(job: Job, outcome: Completed | Failed | Retry, now_ms: int) -> None:

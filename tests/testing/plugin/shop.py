@@ -59,3 +59,8 @@ async def careless(amount: int) -> None:
 @app.task("orders")
 async def careful(job: Job, amount: int, gateway: Gateway = Depends()) -> None:
     await gateway.charge(job.idempotency_key)
+
+
+@app.task("orders")
+async def restock(name: str, count: int) -> None:
+    """Its parameters have the names of those of `assert_enqueued`."""

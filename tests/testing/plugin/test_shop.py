@@ -62,6 +62,28 @@ def test_an_assertion_that_fails_shows_what_is_stored(bullpen_app: AppTester) ->
         bullpen_app.assert_enqueued("orders", count=2)
 
 
+def test_parameters_of_a_task_may_have_the_names_of_ours(bullpen_app: AppTester) -> None:
+    shop.restock.add_sync("tea", count=5)
+
+    bullpen_app.assert_enqueued(shop.restock, name="tea")
+    bullpen_app.assert_not_enqueued(shop.restock, name="milk")
+    bullpen_app.assert_enqueued(shop.restock, count=1, data={"count": 5})
+    bullpen_app.assert_not_enqueued(shop.restock, count=6)
+    with pytest.raises(AssertionError, match=r"expected a job\(s\) restock .* with \{'count': 6, 'name': 'tea'\}"):
+        bullpen_app.assert_enqueued(shop.restock, name="tea", data={"count": 6})
+
+
+async def test_jobs_that_no_handler_serves_are_told(bullpen_app: AppTester) -> None:
+    await shop.order.options(attempts=1).add(-1)  # its dead letter waits for nobody
+    await bullpen_app.app.queue("newsletters").add("june", {})
+    await bullpen_app.app.queue("paused").add("later", {})
+    await bullpen_app.app.queue("paused").pause()
+
+    with pytest.raises(AssertionError, match=r"no handler of the app serves: newsletters: \{'waiting': 1\}"):
+        await bullpen_app.run_until_drained()
+    assert (await bullpen_app.run_until_drained(elsewhere=["newsletters"])).completed == []
+
+
 async def test_time_passes_when_it_is_told_to(bullpen_app: AppTester) -> None:
     await shop.order.add(1)
     await bullpen_app.run_until_drained()
