@@ -223,7 +223,7 @@ class LaneFull(QueueError):
 
 
 class QueueClosed(QueueError):
-    """The queue object was closed before this call."""
+    """The queue or taker was closed before this call, or while it waited."""
 
 
 class JobNotFound(QueueError):
@@ -266,9 +266,12 @@ class JobLockLost(QueueError):
         *,
         is_gone: bool = False,
         cancelled: str | None = None,
+        is_over: bool = False,
     ) -> None:
         what = f"lock lost after {held_ms} ms, outcome not written" if why is None else f"outcome not written, {why}"
         what += "; another worker may run it again. Raise `lock`, or run blocking code with a plain `def` handler"
+        if is_over:  # no lock would have helped: `why` says all
+            what = f"outcome not written, {why}"
         if is_gone:
             what = "outcome not written, the job is gone: it was removed, or the queue was emptied, while it ran"
         if cancelled is not None:

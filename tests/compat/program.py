@@ -317,8 +317,28 @@ async def scheduling() -> None:
     await queue.close()
 
 
+async def without_a_name() -> None:
+    """A queue whose name is empty works there."""
+    queue = library.Queue("", OPTS)
+    done = asyncio.Event()
+
+    async def process(job: Any, token: str) -> Any:
+        return job.data
+
+    flows = library.FlowProducer(OPTS)
+    added = await flows.add({"name": "unnamed", "queueName": "", "data": {"n": 1}})
+    worker = library.Worker("", process, OPTS)
+    worker.on("completed", lambda job, value: done.set())
+    await asyncio.wait_for(done.wait(), 30)
+    stored = await library.Job.fromId(queue, added["job"].id)
+    seen["unnamed"] = [stored.returnvalue, await queue.getJobCounts("completed"), queue.toKey("meta")]
+    await worker.close()
+    await queue.close()
+    await flows.close()
+
+
 async def main() -> None:
-    for part in (adding, refusing, working, cancelling, flowing, by_hand, fetching, scheduling):
+    for part in (adding, refusing, working, cancelling, flowing, by_hand, fetching, scheduling, without_a_name):
         await asyncio.wait_for(part(), 60)
     print(json.dumps(seen, indent=1, sort_keys=True))
 

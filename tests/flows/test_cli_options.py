@@ -291,7 +291,7 @@ def test_a_worker_of_ours_names_its_library_and_no_path_for_a_host() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("queues limits set emails --rate 100", "'100'; write jobs and time, as 100/1m, or 'none'"),
+        ("queues limits set emails --rate 100", "'100'; write jobs and time, such as 100/1m, or 'none'"),
         ("queues limits set emails --concurrency 0", "'0'; write a whole number of at least 1, or 'none'"),
         ("queues lanes set emails a", "pass --weight, --concurrency, --rate or --size"),
         ("jobs add emails hi --replace-finished", "--replace-finished goes with --id"),

@@ -13,7 +13,7 @@ from bullpen.outbox import endpoint_channel
 from bullpen.outbox.endpoint_channel import EndpointChannel
 from bullpen.outbox.enqueue import make_test_message
 from bullpen.outbox.vault import Secret, Vault
-from bullpen.ports.channel import Accepted, Refused
+from bullpen.ports.channel import Accepted, NotTried, Refused
 from tests.outbox.kit import SpyChannel
 
 DAY_MS = 86_400_000
@@ -131,3 +131,18 @@ async def test_what_cannot_be_called_says_why(world: World) -> None:
         result = await world.send("a")
         assert isinstance(result, Refused), result
         assert result.code == code
+
+
+async def test_what_a_rate_holds_back_is_told_when_the_rate_is_over(world: World) -> None:
+    """And not in a millisecond, at which it would ask again, a thousand times per second."""
+    row = await world.add("a")
+    await world.change("a", rate_max=1, rate_ms=600_000)
+
+    assert await world.send("a") == Accepted()
+
+    left_ms = await world.ledger.endpoints.take_slot("a", tenant_id=row.tenant_id)
+    assert left_ms is not None
+    assert 300_000 < left_ms <= 600_001
+    held = await world.send("a")
+    assert isinstance(held, NotTried)
+    assert held.after_ms == 5_000, "a rate may be changed before it is over"

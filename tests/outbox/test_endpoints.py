@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from standardwebhooks import Webhook as Verifier
 
 from bullpen import Codec
-from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict, UnsafeDatabaseRole
-from bullpen.ledger import Ledger, OutboxStatus
+from bullpen.errors import InvalidOption, LedgerError, RowNotFound, RowStateConflict, UnsafeDatabaseRole
+from bullpen.ledger import EndpointStore, Ledger, OutboxStatus, tables
 from bullpen.outbox import Endpoint, EndpointOptions, EndpointRate, Endpoints, EndpointState, Outbox
+from bullpen.outbox import endpoints as endpoints_module
 from bullpen.outbox.endpoints import ENDPOINTS, NewSecret
 from bullpen.outbox.vault import Secret, Vault
 from bullpen.ports.channel import Accepted, Refused
@@ -315,6 +316,39 @@ async def test_keys_are_replaced(ledger: Ledger, make: MakeEndpoints) -> None:
     assert found == [[Secret(plain.secret)], [Secret(old.secret)]]
 
 
+async def test_keys_are_replaced_while_endpoints_change_and_go(
+    ledger: Ledger, make: MakeEndpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on the border of a page is removed, one is rotated at that moment, and one goes before its turn."""
+    monkeypatch.setattr(endpoints_module, "_PAGE", 2)
+    before, both = make(ledger, Codec(keys={"k1": KEYS["k1"]})), make(ledger, Codec(keys=KEYS, current="k2"))
+    urls = [f"https://example.com/{number}" for number in range(6)]
+    made = [(await before.create("acme", url, by="ada")).endpoint.id for url in urls]
+    change, meanwhile = EndpointStore.change, {made[0]: made[1], made[4]: made[5]}
+
+    async def change_beside(self: EndpointStore, tenant: str, id_: str, values: Any, **options: Any) -> Any:
+        if options["action"] == "endpoint.reseal":
+            if (gone := meanwhile.pop(id_, None)) is not None:
+                await before.remove(tenant, gone, by="customer")
+            if id_ == made[2] and options["version"] == 1:
+                await before.rotate_secret(tenant, id_, by="customer")
+        return await change(self, tenant, id_, values, **options)
+
+    monkeypatch.setattr(EndpointStore, "change", change_beside)
+    assert await both.reseal(by="ada") == 4
+    assert await both.reseal(by="ada") == 0, "all are"
+
+    found = await ledger.endpoints.find()
+    assert [row.id for row in found] == [made[0], made[2], made[3], made[4]]
+    new = Vault(Codec(keys={"k2": KEYS["k2"]}))
+    assert [len(new.secrets_of(row)) for row in found] == [1, 2, 1, 1], "and the rotation is not lost"
+
+
+async def test_without_keys_nothing_is_to_be_replaced(ledger: Ledger, endpoints: Endpoints) -> None:
+    await endpoints.create("acme", "https://example.com/", by="ada", headers={"x-key": "1"})
+    assert await endpoints.reseal(by="ada") == 0
+
+
 async def test_secrets_are_in_no_representation_and_no_log(
     ledger: Ledger,
     endpoints: Endpoints,
@@ -383,6 +417,39 @@ async def test_days_of_failure_switch_it_off_and_one_success_begins_anew(
     assert off.state is EndpointState.DISABLED
     assert "5 days" in str(off.reason)
     assert [row.event_type for row in await rows(ledger)].count("outbox.endpoint.disabled.v1") == 1
+
+
+async def test_what_the_old_address_answers_late_says_nothing_about_the_new_one(
+    ledger: Ledger, endpoints: Endpoints
+) -> None:
+    made = (await endpoints.create("acme", "https://old.example/", by="ada")).endpoint
+    old = await ledger.endpoints.get(made.id)
+    assert old is not None
+    await endpoints.update("acme", made.id, by="ada", url="https://new.example/")
+
+    assert await ledger.endpoints.note_failure(old, "HTTP_410", gone=True, after_ms=1, least=1) is None
+
+    moved = await ledger.endpoints.get(made.id)
+    assert moved is not None
+    assert (moved.state, moved.failures) == (EndpointState.ENABLED, 0)
+    await ledger.endpoints.note_failure(moved, "HTTP_500", gone=False, after_ms=DAY_MS, least=10)
+    await ledger.endpoints.note_success(old)
+    assert (await endpoints.get("acme", made.id)).failures == 1
+    assert await ledger.endpoints.note_failure(moved, "HTTP_410", gone=True, after_ms=1, least=1) is not None
+
+
+async def test_an_endpoint_that_moves_begins_without_failures(ledger: Ledger, endpoints: Endpoints) -> None:
+    made = (await endpoints.create("acme", "https://old.example/", by="ada")).endpoint
+    row = await ledger.endpoints.get(made.id)
+    assert row is not None
+    await ledger.endpoints.note_failure(row, "HTTP_500", gone=False, after_ms=DAY_MS, least=1)
+
+    same = await endpoints.update("acme", made.id, by="ada", url="https://old.example/", description="x")
+    assert (same.failures, same.error_code) == (1, "HTTP_500"), "it has not moved"
+    assert same.failing_since is not None
+    moved = await endpoints.update("acme", made.id, by="ada", url="https://new.example/")
+
+    assert (moved.failures, moved.failing_since, moved.error_code) == (0, None, None)
 
 
 async def test_failures_alone_switch_nothing_off_where_that_is_wanted(
@@ -589,6 +656,33 @@ async def test_pages_of_endpoints(ledger: Ledger, endpoints: Endpoints) -> None:
 # Borders ------------------------------------------------------------------------------------------------------------
 
 
+async def test_a_page_begins_after_an_endpoint_that_was_removed(endpoints: Endpoints) -> None:
+    made = [(await endpoints.create("acme", f"https://example.com/{n}", by="ada")).endpoint for n in range(6)]
+    page = await endpoints.find("acme", limit=3)
+    await endpoints.remove("acme", page[-1].id, by="ada")
+
+    assert await endpoints.find("acme", after=page[-1].cursor, limit=3) == made[3:]
+    assert await endpoints.find("acme", after=made[0].id) == [made[1], *made[3:]]
+    with pytest.raises(RowNotFound):
+        await endpoints.find("acme", after=page[-1].id)
+
+
+async def test_an_id_of_another_tenant_is_no_place_in_a_list(endpoints: Endpoints) -> None:
+    his = (await endpoints.create("other", "https://example.com/", by="bob")).endpoint
+    await endpoints.create("acme", "https://example.com/", by="ada")
+
+    with pytest.raises(RowNotFound):
+        await endpoints.find("acme", after=his.id)
+
+
+@pytest.mark.parametrize("after", ["x", "1.x", "x.", ".", "-1.", "9" * 40 + ".", 5])
+async def test_what_is_no_cursor_is_refused(endpoints: Endpoints, after: Any) -> None:
+    made = (await endpoints.create("acme", "https://example.com/", by="ada")).endpoint
+    wrong = after if after in ("x", "1.x", 5) else f"{after}{made.id}"
+    with pytest.raises(InvalidOption):
+        await endpoints.find("acme", after=wrong)
+
+
 async def test_another_tenants_endpoint_does_not_exist(
     ledger: Ledger, endpoints: Endpoints, make_outbox: MakeOutbox, receiver: HttpReceiver
 ) -> None:
@@ -688,6 +782,35 @@ async def test_what_cannot_be_used_is_refused_and_nothing_stored(sqlite_url: str
         assert await endpoints.find() == []
 
 
+@pytest.mark.parametrize("by", [None, 5, ""])
+async def test_who_does_it_is_a_text(ledger: Ledger, endpoints: Endpoints, by: Any) -> None:
+    with pytest.raises(InvalidOption, match="by"):
+        await endpoints.create("acme", "https://example.com/", by=by)
+    assert await ledger.endpoints.find() == []
+    made = (await endpoints.create("acme", "https://example.com/", by="ada")).endpoint
+    with pytest.raises(InvalidOption, match="by"):
+        await endpoints.pause("acme", made.id, by=by)
+
+
+@pytest.mark.parametrize("key", ["surrogate", "", "x" * 201, 5])
+async def test_a_key_that_cannot_be_is_refused(endpoints: Endpoints, key: Any) -> None:
+    given = chr(0xD800) if key == "surrogate" else key
+    with pytest.raises(InvalidOption, match="idempotency_key"):
+        await endpoints.create("acme", "https://example.com/", by="ada", idempotency_key=given)
+
+
+async def test_a_rotation_never_ends_a_secret_earlier_than_was_promised(endpoints: Endpoints) -> None:
+    made = (await endpoints.create("acme", "https://example.com/", by="ada")).endpoint
+    for _ in range(4):
+        await endpoints.rotate_secret("acme", made.id, by="ada")
+
+    with pytest.raises(RowStateConflict, match="5 secrets"):
+        await endpoints.rotate_secret("acme", made.id, by="ada")
+
+    at_once = await endpoints.rotate_secret("acme", made.id, by="ada", overlap_ms=0)
+    assert at_once.endpoint.old_secret_until is None
+
+
 async def test_a_tenant_has_a_bounded_number(ledger: Ledger, make: MakeEndpoints) -> None:
     endpoints = make(ledger, most_per_tenant=2)
     for _ in range(2):
@@ -696,6 +819,30 @@ async def test_a_tenant_has_a_bounded_number(ledger: Ledger, make: MakeEndpoints
     with pytest.raises(InvalidOption, match="fewer than 2"):
         await endpoints.create("acme", "https://example.com/", by="ada")
     await endpoints.create("other", "https://example.com/", by="bob")
+
+
+async def test_several_calls_with_one_key_at_the_same_moment_make_one(ledger: Ledger, endpoints: Endpoints) -> None:
+    calls = [endpoints.create("acme", "https://example.com/", by="ada", idempotency_key="k") for _ in range(8)]
+
+    made = await asyncio.gather(*calls)
+
+    assert len({each.endpoint.id for each in made}) == 1
+    assert [each.secret != "" for each in made].count(True) == 1, "it is shown to one"
+    assert [action for action, _, _ in await audited(ledger)] == ["endpoint.create"]
+
+
+async def test_what_a_statement_that_failed_was_given_is_in_no_traceback(ledger: Ledger) -> None:
+    """Nor in the error of the engine that caused it, which a log shows with it."""
+    values = {"id": "a", "tenant_id": None, "url": "https://h1dden/", "events": "[]", "secrets": "whsec_h1dden"}
+    statement = tables.endpoints.insert().values(**values)
+    options = {"schema_translate_map": ledger.database.translate_map}
+
+    with pytest.raises(LedgerError) as refused:
+        async with ledger.database.transaction() as connection:
+            await connection.execute(statement, execution_options=options)
+
+    assert "whsec_h1dden" not in str(refused.value.__cause__).partition("DETAIL")[0]
+    assert "SQL parameters hidden" in str(refused.value.__cause__)
 
 
 async def test_strict_sources_and_endpoints_exclude_each_other(ledger_url: str, make_ledger: MakeLedger) -> None:

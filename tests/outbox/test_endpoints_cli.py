@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_secrets_are_rotated_and_read_from_files(type_: Type, made: dict[str, An
     assert "oldSecretUntil" not in shown(type_, made)
     added = json.loads(type_("add", "acme", "https://example.com/", "--secret", str(file), "--json")[1])
     assert added["secret"] == file.read_text().strip()
-    assert type_("reseal")[:2] == (0, "resealed: 2\n")
+    assert type_("reseal")[:2] == (0, "resealed: 0\n"), "there are no keys"
 
 
 def test_messages_are_tested_listed_and_sent_again(type_: Type, sqlite_url: str) -> None:
@@ -166,6 +167,35 @@ def test_a_mistake_is_one_line(type_: Type, words: tuple[str, ...], code: int, s
     assert (found, out) == (code, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_secret_or_an_overlap_that_cannot_be_is_one_line(type_: Type, made: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("whsec_é", encoding="utf-8")
+
+    for words in (("--secret", str(file)), ("--overlap", "99999999d")):
+        code, out, err = type_("rotate", made["id"], *words)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+
+
+def test_a_list_that_is_narrow_does_not_say_that_there_are_none(type_: Type, made: dict[str, Any]) -> None:
+    assert "makes one" not in "".join(map(str, type_("list", "--state", "disabled")))
+    type_("remove", made["id"], "--yes")
+    assert "makes one" in "".join(map(str, type_("list")))
+
+
+def test_the_commands_of_the_guide_are_commands(type_: Type, made: dict[str, Any]) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/endpoints.md").read_text(encoding="utf-8")
+    lines = [line.split(maxsplit=2)[2] for line in guide.splitlines() if line.startswith("    bullpen endpoints ")]
+    assert len(lines) == 3
+    assert type_("change", made["id"], "--url", "http://127.0.0.1:9/")[0] == 0  # where nobody listens
+    for line in lines:
+        typed = [made["id"] if word.startswith("2f0c") else word for word in shlex.split(line)]
+        code, _, err = type_(*typed)
+        if typed[0] == "test":
+            assert (code, "was not delivered" in err) == (1, True), err
+        else:
+            assert code == 0, err
 
 
 def test_the_command_of_destinations_names_the_one_for_endpoints(

@@ -189,6 +189,10 @@ async def test_another_tenants_endpoint_does_not_exist(ask: Asked) -> None:
         ("GET", "?cursor=x", None),
         ("GET", "/ID/attempts?cursor=-1", None),
         ("GET", "/ID/attempts?cursor=1e3", None),
+        ("POST", "", {"url": "https://example.com/", "secret": "whsec_é"}),
+        ("POST", "", {"url": "https://example.com/", "headers": {"x-key": "x" * 1_000_000}}),
+        ("POST", "/ID/secret", {"secret": "whsec_é"}),
+        ("POST", "/ID/secret", {"overlapMs": 10**15}),
         ("POST", "/ID/replay", {"label": "\n"}),
         ("POST", "/ID/replay", {"label": "x" * 41}),
         ("POST", "/ID/replay", {"label": "x", "since": "2026-01-01T00:00:00"}),
@@ -205,6 +209,16 @@ async def test_a_bad_request_is_the_clients(
 
     assert (status, answer["error"]) == (422, "invalid"), answer
     assert "Traceback" not in caplog.text
+
+
+async def test_a_cursor_that_is_too_large_is_called_by_its_name(ask: Asked) -> None:
+    _, made = await ask("POST", "/endpoints", {"url": "https://example.com/"})
+
+    status, answer = await ask("GET", f"/endpoints/{made['endpoint']['id']}/attempts?cursor={'9' * 18}")
+
+    assert status == 422
+    assert "cursor" in str(answer)
+    assert "before" not in str(answer)
 
 
 async def test_a_large_body_is_refused(ask: Asked) -> None:

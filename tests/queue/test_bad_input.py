@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from bullpen import Bullpen, Depends
+from bullpen import Bullpen, Depends, next_runs
+from bullpen._kernel import json
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.keep import KeepJobs
 from bullpen._kernel.policy import DeadLetterPolicy
@@ -440,3 +441,64 @@ async def test_a_record_of_the_queue_is_no_job(kit: Kit, job_id: str) -> None:
     assert kit.fields(job_id) == before
     (iteration,) = kit.zset("delayed") or kit.ids("wait")
     assert await queue.get_job(iteration) is not None
+
+
+LONE = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda queue: queue.get_job(LONE),
+        lambda queue: queue.get_job(None),
+        lambda queue: queue.get_job(5),
+        lambda queue: queue.state_of(LONE),
+        lambda queue: queue.state_of(None),
+        lambda queue: queue.get_scheduler(LONE),
+        lambda queue: queue.remove_scheduler(LONE),
+        lambda queue: queue.run_scheduler(LONE),
+        lambda queue: queue.run_scheduler(LONE, early=True),
+        lambda queue: queue.pause_scheduler(LONE),
+        lambda queue: queue.resume_scheduler(LONE),
+        lambda queue: queue.upsert_scheduler("s", cron=LONE),
+    ],
+)
+async def test_an_id_that_nothing_can_have_is_refused(kit: Kit, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        InvalidOption, match=r"^(job_id: expected an id|scheduler_id: expected an id|cron: expected) .*"
+    ):
+        await call(kit.queue())
+
+
+def test_a_pattern_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="cron: expected text without lone surrogates"):
+        next_runs(cron=LONE)
+
+
+async def test_an_id_that_is_no_utf8_can_still_be_asked_for(kit: Kit) -> None:
+    """Other clients may have made it; lists show its bytes as surrogates."""
+    assert await kit.queue().get_job("\udcff") is None
+
+
+@pytest.mark.parametrize("line", [None, 5, b"x"])
+async def test_a_log_line_that_is_no_text_is_refused(kit: Kit, line: Any) -> None:
+    queue = kit.queue()
+    job = await queue.add("a")
+
+    for call in (job.log(line), queue.add_log(job, line)):
+        with pytest.raises(InvalidOption, match="line: expected text"):
+            await call
+    assert await job.logs() == []
+
+
+async def test_progress_and_log_lines_have_the_limit_of_data(kit: Kit) -> None:
+    queue = kit.queue()
+    job = await queue.add("a")
+    large = "x" * (json.MAX_PAYLOAD_BYTES + 1)
+
+    for call in (job.log(large), queue.add_log(job, large), job.progress(large), queue.update_progress(job, large)):
+        with pytest.raises(
+            PayloadTooLarge, match=r"^Job (log line|progress) size 10\.\d+ MB exceeds limit of 10\.0 MB$"
+        ):
+            await call
+    assert await job.logs() == [] and "progress" not in kit.fields(job.id)

@@ -29,6 +29,7 @@ from bullpen.plugins.objects.files import FileStore
 from bullpen.queue import Added, Deduplication, Flow, Job, JobState
 from bullpen.queue.codec import Codec
 from bullpen.wire.envelope import Envelope
+from bullpen.worker import Taker
 from tests.queue import _process_handlers
 from tests.queue._kit import Failing, Gate, Kit, echo, nothing, soon
 
@@ -126,6 +127,56 @@ async def test_an_old_key_opens_until_it_is_taken_away(kit: Kit) -> None:
 
     assert [details[1] for details in told.of("completed")] == [SECRET, SECRET]
     assert inside(kit.fields(before.id)["returnvalue"])["kid"] == "k2"
+
+
+async def test_the_report_counts_return_values_of_finished_jobs(kit: Kit) -> None:
+    """Whoever removes a key by this report must not lose what a caller may still read."""
+    only_results = Codec({"k1": OLD, "k2": NEW})
+    await kit.queue(codec=Codec({"k2": NEW, "k1": OLD})).add("pay", SECRET)
+    await kit.drain(echo, 1, codec=only_results)
+
+    assert (await kit.queue(codec=codec()).payload_report()).by_key == {"k1": 1, "k2": 1}
+
+
+async def test_the_report_counts_what_children_left_for_their_parent(kit: Kit) -> None:
+    """The child itself may be gone, and the parent may run much later."""
+    new_first = kit.queue(codec=Codec({"k2": NEW, "k1": OLD}))
+    options: dict[str, Any] = {"on_failure": "fail_parent", "remove_on_complete": True}
+    children = [Flow("part", SECRET, **options) for _ in range(150)]  # more than one step
+    await new_first.add_flow(
+        Flow("sum", SECRET, children=[*children, Flow("part", SECRET, on_failure="fail_parent", delay=3_600_000)])
+    )
+    await kit.drain(echo, 150, codec=Codec({"k1": OLD, "k2": NEW}), concurrency=50)
+
+    assert (await new_first.payload_report()).by_key == {"k1": 150, "k2": 2}
+
+
+async def test_a_parent_whose_children_cannot_be_opened_waits_and_counts_no_attempt(kit: Kit) -> None:
+    queue = kit.queue(codec=Codec({"k2": NEW, "k1": OLD}))
+    tree = await queue.add_flow(Flow("sum", {}, attempts=1, children=[Flow("part", SECRET, on_failure="fail_parent")]))
+
+    async def collect(job: Job) -> Any:
+        return list((await job.children_values()).values()) if job.name == "sum" else job.data
+
+    child, old = tree.children[0].job, codec(keys={"k1": OLD, "k2": NEW})
+    async with Taker(kit.name, connection=kit.url, codec=old) as taker:
+        taken = await soon(taker.take())
+        assert taken is not None and taken.id == child.id
+        await taker.complete(taken, taken.data)
+
+    told = await kit.work(collect, codec=Codec({"k2": NEW}))
+    (given_back,) = await told.wait("returned")
+    (error,) = await told.wait("error")
+    await told.worker.close()
+
+    assert given_back.id == tree.job.id
+    assert isinstance(error, PayloadUnavailable) and error.key_id == "k1"
+    stored = kit.fields(tree.job.id)
+    assert await tree.job.state() is JobState.DELAYED
+    assert stored.get("atm", "0") == "0" and "failedReason" not in stored
+    await queue.promote(tree.job.id)
+    right = await kit.drain(collect, 1, codec=old)
+    assert right.of("completed")[0][1] == [SECRET]
 
 
 def test_the_key_that_seals_can_be_chosen() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bullpen._kernel.backoff import Backoff
 from bullpen._kernel.outcome import Completed, Delayed, Failed, Retry
-from bullpen.errors import BullpenError, InvalidOption, JobLockLost, NotJson, PermanentError, QueueError
+from bullpen.errors import BullpenError, InvalidOption, JobLockLost, NotJson, PermanentError, QueueClosed, QueueError
 from bullpen.queue import Flow, Job, JobState
 from bullpen.queue.codec import Codec
 from bullpen.worker import Taker
@@ -144,6 +144,28 @@ async def test_a_job_that_was_cancelled_says_so(kit: Kit) -> None:
             await taker.complete(taken)
 
     assert caught.value.cancelled == "not needed"
+
+
+async def test_a_job_that_was_settled_twice_says_so(kit: Kit) -> None:
+    """Its lock was not lost, and nobody runs it again."""
+    added = await kit.queue().add("a")
+    async with taker_of(kit) as taker:
+        job = await one(taker)
+        await taker.complete(job)
+
+        with pytest.raises(JobLockLost, match=r"outcome not written, it was settled already$"):
+            await taker.complete(job)
+        with pytest.raises(JobLockLost, match=r"outcome not written, it was not taken by a taker$"):
+            await taker.complete(added)
+
+
+async def test_a_job_that_went_back_at_close_says_so(kit: Kit) -> None:
+    await kit.queue().add("a")
+    async with taker_of(kit) as taker:
+        job = await one(taker)
+
+    with pytest.raises(JobLockLost, match=r"outcome not written, it went back when its taker closed, and runs again$"):
+        await taker.complete(job)
 
 
 async def test_closing_with_a_job_in_hand_is_no_reason_to_warn(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
@@ -336,13 +358,45 @@ async def test_what_goes_back_stands_in_its_old_order(kit: Kit) -> None:
 
 
 async def test_a_loop_ends_when_the_taker_is_closed(kit: Kit) -> None:
+    async def loop() -> list[Job]:
+        return [job async for job in taker]
+
     async with taker_of(kit) as taker:
-        looping = asyncio.create_task(taker.take())
-        await asyncio.sleep(0.05)
+        looping = asyncio.create_task(loop())
+        await asyncio.sleep(0)
         await taker.close()
 
-        assert await soon(looping) is None
-        assert [job async for job in taker] == []
+        assert await soon(looping) == []
+        assert await loop() == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("within_ms", [None, 600_000])
+async def test_take_says_that_the_taker_is_closed(kit: Kit, ahead: bool, within_ms: int | None) -> None:
+    """None means "not yet": who asks again at once would keep the event loop from everything else, for ever."""
+    async with taker_of(kit, ahead=ahead) as taker:
+        waiting = asyncio.create_task(taker.take(within_ms))
+        await asyncio.sleep(0)
+        await taker.close()
+
+        for call in (waiting, taker.take(within_ms)):
+            with pytest.raises(QueueClosed, match=f"the taker of queue '{kit.name}' is closed; make a new Taker"):
+                await soon(call)
+
+
+async def test_a_loop_of_take_ends_with_its_taker(kit: Kit) -> None:
+    async def loop() -> None:
+        while True:
+            if (job := await taker.take(1_000)) is not None:
+                await taker.complete(job)
+
+    job = await kit.queue().add("a")
+    async with taker_of(kit) as taker:
+        looping = asyncio.create_task(loop())
+        await job.result(timeout=10_000)
+
+    with pytest.raises(QueueClosed):
+        await soon(looping)
 
 
 async def test_sealed_jobs_are_opened_and_their_results_sealed(kit: Kit) -> None:

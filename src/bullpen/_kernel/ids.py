@@ -114,8 +114,28 @@ def check_scheduler_id(scheduler_id: Any) -> str:
     return scheduler_id
 
 
+def check_stored_id(option: str, given: Any) -> str:
+    """Return the id if something may be stored under it by any client; one that is no UTF-8 was read with surrogates in
+    place of its bytes. Raises InvalidOption."""
+    if not isinstance(given, str):
+        raise InvalidOption(option, "an id as text", given)
+    try:
+        given.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidOption(option, "an id as text without lone surrogates", given) from None
+    return given
+
+
+class ForeignName(str):
+    """The name of a queue that another library made, as it stands: it may be empty."""
+
+    __slots__ = ()
+
+
 def check_queue_name(name: Any) -> str:
     """Return the name if a queue may have it. Raises InvalidOption for option `queue`."""
+    if type(name) is ForeignName:
+        return name
     if not isinstance(name, str) or not name:
         raise InvalidOption("queue", "non-empty text as the queue's name", name)
     if _control(name) or name != name.strip():

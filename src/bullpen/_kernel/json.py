@@ -112,6 +112,12 @@ def check_result_size(result_bytes: int, *, limit_bytes: int = MAX_PAYLOAD_BYTES
         raise _too_large("Job return value size", result_bytes, limit_bytes)
 
 
+def check_size(subject: str, size_bytes: int, *, limit_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    """Refuse something else that a job stores."""
+    if size_bytes > limit_bytes:
+        raise _too_large(subject, size_bytes, limit_bytes)
+
+
 def _too_large(subject: str, size_bytes: int, limit_bytes: int) -> PayloadTooLarge:
     size, limit = size_bytes / MEGABYTE, limit_bytes / MEGABYTE
     # One digit, as people read it; more only while "10.0 MB exceeds limit of 10.0 MB" would be printed.

@@ -53,7 +53,9 @@ async def list_(
     async with _opened(at) as endpoints:
         wanted = None if state is None else EndpointState(state)
         found = await endpoints.find(tenant, state=wanted, after=after, limit=min(limit, 1_000))
-    at.list(ENDPOINTS, found, empty="no such endpoints; `bullpen endpoints add TENANT URL` makes one")
+    is_narrow = not (tenant is state is after is None)
+    empty = "no such endpoints" if is_narrow else "no endpoints; `bullpen endpoints add TENANT URL` makes one"
+    at.list(ENDPOINTS, found, empty=empty)
 
 
 @app.command("show")

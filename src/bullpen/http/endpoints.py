@@ -134,7 +134,7 @@ class _EndpointsApi:
         )
         is_full = len(found) == limit
         views = [EndpointView.of(each) for each in found]
-        return answer_json(EndpointPage(endpoints=views, next=found[-1].id if is_full else None))
+        return answer_json(EndpointPage(endpoints=views, next=found[-1].cursor if is_full else None))
 
     async def inspect(self, request: Request) -> Response:
         who = await identify(request, self._authenticate)
@@ -202,7 +202,7 @@ class _EndpointsApi:
         who = await identify(request, self._authenticate)
         query = request.query_params
         limit, before = read_limit(query.get("limit", "50")), query.get("cursor")
-        if before is not None and not (before.isascii() and before.isdigit() and len(before) <= 18):
+        if before is not None and not (before.isascii() and before.isdigit() and len(before) <= 15):
             raise InvalidOption("cursor", "what an earlier page gave as `next`", before)
         found = await self._endpoints.attempts(
             who.tenant_id, _id(request), before=None if before is None else int(before), limit=limit

@@ -97,7 +97,7 @@ def engine_of(connection: HTTPConnection) -> AsyncEngine:
     app = app_of(connection)
     found: AsyncEngine | None = getattr(connection.app.state, _ENGINE)
     if found is None:
-        found = create_async_engine(app.ledger.database.url)
+        found = create_async_engine(app.ledger.database.url, hide_parameters=True)
         setattr(connection.app.state, _ENGINE, found)
     return found
 

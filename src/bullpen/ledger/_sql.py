@@ -490,7 +490,7 @@ WHERE id = :id AND (rate_max IS NULL OR {is_new} OR spent < rate_max)"""
 
     @cached_property
     def endpoint_slot_left(self) -> str:
-        left = f"spent_since - {self._earlier('rate_ms')}"
+        left = f"spent_since - ({self._earlier('rate_ms')})"
         if self._is_postgres:
             left = f"extract(epoch FROM {left}) * 1000"
         return f"SELECT CAST({left} AS bigint) FROM {self.endpoints} WHERE id = :id AND rate_max IS NOT NULL"

@@ -237,7 +237,10 @@ class Database:
 
     def _make_thread(self, place: Path, make_directory: bool, reads: bool) -> SqliteThread:
         engine = sa.create_engine(
-            self.url.set(drivername="sqlite"), poolclass=sa.StaticPool, connect_args={"check_same_thread": False}
+            self.url.set(drivername="sqlite"),
+            poolclass=sa.StaticPool,
+            connect_args={"check_same_thread": False},
+            hide_parameters=True,
         )
         prepare_sqlite(engine, busy_timeout_ms=min(_BUSY_TIMEOUT_MS, int(self._timeout_s * 1000)))
         _prepare_place(engine, place, make_directory=make_directory)
@@ -256,12 +259,13 @@ class Database:
                 pool_timeout=self._timeout_s,
                 pool_use_lifo=True,  # few connections, whose statements are planned already, instead of all by turns
                 connect_args=arguments,
+                hide_parameters=True,  # payloads and secrets: an error of a statement goes to logs, and so would they
             )
             sa.event.listen(engine.sync_engine, "connect", _read_every_instant)
             if prepared_statements:  # the same pooler would leave the setting behind for somebody else
                 release_abandoned(engine.sync_engine, after_ms=int(self._timeout_s * 2_000))
             return engine
-        engine = create_async_engine(self.url, pool_size=min(self.pool_size, 5), max_overflow=0)
+        engine = create_async_engine(self.url, pool_size=min(self.pool_size, 5), max_overflow=0, hide_parameters=True)
         prepare_sqlite(engine.sync_engine, busy_timeout_ms=min(_BUSY_TIMEOUT_MS, int(self._timeout_s * 1000)))
         return engine
 

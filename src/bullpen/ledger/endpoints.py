@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bullpen._kernel import json
-from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict
+from bullpen._kernel.duration import is_text
+from bullpen.errors import InvalidOption, RowNotFound, RowStateConflict, require
 from bullpen.ledger import tables
 from bullpen.ledger._sql import Sql
 from bullpen.ledger.database import Database
@@ -35,6 +37,7 @@ from bullpen.ledger.records import RESERVED_STREAM, encode_rows, one_line
 from bullpen.ledger.tables import to_datetime
 
 _table: Final = tables.endpoints
+_NOTHING_FAILED: Final[Mapping[str, Any]] = {"failing_since": None, "failures": 0, "error_code": None}
 BY_ITSELF: Final = "bullpen"
 """Who switched an endpoint off, when nobody did."""
 
@@ -54,13 +57,17 @@ class EndpointStore:
             known = await self._get(connection, tenant_id, values["id"])
             if known is not None:
                 return known, False
-            # Two at the same moment may make it one more: a bound against a flood, not a price list.
-            query = sa.select(sa.func.count()).select_from(_table).where(_table.c.tenant_id == tenant_id)
-            if ((await self._run(connection, query)).scalar() or 0) >= most:
-                raise InvalidOption("tenant_id", f"a tenant with fewer than {most} endpoints", tenant_id)
-            await self._audit(connection, by, "endpoint.create", values["id"], tenant_id, {})
-            await self._run(connection, _table.insert().values(**values))
-            return await self._must_get(connection, tenant_id, values["id"]), True
+            # Of several at the same moment with one id, one stores it; the others wait here, and get what it stored.
+            insert: Any = (postgresql if self._database.is_postgres else sqlite).insert(_table)
+            insert = insert.values(**values).on_conflict_do_nothing().returning(_table.c.id)
+            is_new = (await self._run(connection, insert)).first() is not None
+            if is_new:
+                # Two at the same moment may make it one more: a bound against a flood, not a price list.
+                query = sa.select(sa.func.count()).select_from(_table).where(_table.c.tenant_id == tenant_id)
+                if ((await self._run(connection, query)).scalar() or 0) > most:
+                    raise InvalidOption("tenant_id", f"a tenant with fewer than {most} endpoints", tenant_id)
+                await self._audit(connection, by, "endpoint.create", values["id"], tenant_id, {})
+            return await self._must_get(connection, tenant_id, values["id"]), is_new
 
     async def change(
         self,
@@ -73,11 +80,16 @@ class EndpointStore:
         detail: Mapping[str, Any],
         version: int | None = None,
     ) -> EndpointRow:
-        """Change what was configured. `version`: only if nobody has changed it since that one was read.
+        """Change what was configured. `version`: only if nobody has changed it since that one was read. Another address
+        begins without failures.
 
         Raises RowNotFound, RowStateConflict."""
         async with self._database.transaction(tenant=tenant_id) as connection:
             await self._audit(connection, by, action, endpoint_id, tenant_id, detail)
+            if "url" in values:
+                stays = _table.c.url == values["url"]
+                forgot = {name: sa.case((stays, _table.c[name]), else_=none) for name, none in _NOTHING_FAILED.items()}
+                values = {**values, **forgot}
             update = self._update(endpoint_id, values).where(_table.c.tenant_id == tenant_id)
             if version is not None:
                 update = update.where(_table.c.version == version)
@@ -94,11 +106,11 @@ class EndpointStore:
         values: dict[str, Any] = {
             "state": state.value,
             "reason": one_line(reason) or None,
-            "state_by": one_line(by, 120),
+            "state_by": _actor(by),
             "state_at": self._now,
         }
         if state is EndpointState.ENABLED:
-            values |= {"failing_since": None, "failures": 0, "error_code": None}
+            values |= _NOTHING_FAILED
         row = await self.change(
             tenant_id, endpoint_id, values, action=f"endpoint.{state}", by=by, detail={"reason": one_line(reason)}
         )
@@ -127,21 +139,19 @@ class EndpointStore:
         *,
         tenant_id: str | None = None,
         state: EndpointState | None = None,
-        after: str | None = None,
+        after: tuple[datetime, str] | None = None,
         limit: int = 100,
     ) -> list[EndpointRow]:
-        """In the order in which they were made; the next page begins after the last id of this one."""
+        """In the order in which they were made. `after` is when the last one of the page before was made, and its id: a
+        place that stays when that one is removed."""
         query = self._select.order_by(_table.c.created_at, _table.c.id).limit(limit)
         if tenant_id is not None:
             query = query.where(_table.c.tenant_id == tenant_id)
         if state is not None:
             query = query.where(_table.c.state == state.value)
         if after is not None:
-            place = sa.select(_table.c.created_at, _table.c.id).where(_table.c.id == after).subquery()
-            query = query.where(
-                sa.tuple_(_table.c.created_at, _table.c.id)
-                > sa.select(place.c.created_at, place.c.id).scalar_subquery()
-            )
+            place = sa.tuple_(sa.literal(after[0], tables.Instant()), sa.literal(after[1], _table.c.id.type))
+            query = query.where(sa.tuple_(_table.c.created_at, _table.c.id) > place)
         async with self._database.transaction(tenant=tenant_id) as connection:
             return [_to_row(row) for row in (await self._run(connection, query)).all()]
 
@@ -203,27 +213,26 @@ class EndpointStore:
 
     # ---- how deliveries go --------------------------------------------------------------------------------------
 
-    async def note_success(self, endpoint_id: str, *, tenant_id: str) -> None:
-        """It took a delivery: what failed before counts no more."""
-        values: dict[str, Any] = {"failing_since": None, "failures": 0, "error_code": None}
-        async with self._database.transaction(tenant=tenant_id) as connection:
-            await self._run(connection, _table.update().where(_table.c.id == endpoint_id).values(**values))
+    async def note_success(self, row: EndpointRow) -> None:
+        """It took a delivery: what failed before counts no more. At the address of `row`, if that is still its own."""
+        async with self._database.transaction(tenant=row.tenant_id) as connection:
+            await self._run(connection, self._at_address(row).values(**_NOTHING_FAILED))
 
     async def note_failure(
         self, row: EndpointRow, code: str, *, gone: bool, after_ms: int | None, least: int
     ) -> EndpointRow | None:
         """It did not take a delivery. The endpoint, if that switched it off: it is `gone`, or it has taken nothing for
-        `after_ms` (None: that is no reason) and failed `least` times since.
+        `after_ms` (None: that is no reason) and failed `least` times since. What another address than that of `row`
+        answered, before it moved, says nothing about it.
 
         The state, the audit entry and the message that tells of it are one transaction."""
         since = sa.func.coalesce(_table.c.failing_since, self._now)
         async with self._database.transaction(tenant=row.tenant_id) as connection:
-            counted = (
-                _table.update()
-                .where(_table.c.id == row.id)
-                .values(failing_since=since, failures=_table.c.failures + 1, error_code=one_line(code, 60))
+            counted = self._at_address(row).values(
+                failing_since=since, failures=_table.c.failures + 1, error_code=one_line(code, 60)
             )
-            await self._run(connection, counted)
+            if not (await self._run(connection, counted)).rowcount:
+                return None
             condition: Any = sa.true()
             if not gone:
                 if after_ms is None:
@@ -276,6 +285,9 @@ class EndpointStore:
         changed = {**values, "version": _table.c.version + 1, "updated_at": self._now}
         return _table.update().where(_table.c.id == endpoint_id).values(**changed)
 
+    def _at_address(self, row: EndpointRow) -> sa.Update:
+        return _table.update().where(_table.c.id == row.id, _table.c.url == row.url)
+
     async def _get(self, connection: AsyncConnection, tenant_id: str | None, endpoint_id: str) -> EndpointRow | None:
         query = self._select.where(_table.c.id == endpoint_id)
         if tenant_id is not None:
@@ -299,7 +311,7 @@ class EndpointStore:
         detail: Mapping[str, Any],
     ) -> None:
         entry = {
-            "actor": one_line(by, 120),
+            "actor": _actor(by),
             "action": action,
             "subject": endpoint_type(endpoint_id),
             "tenant_id": tenant_id,
@@ -323,6 +335,11 @@ def _to_row(row: Any) -> EndpointRow:
     found["state"] = EndpointState(found["state"])
     found["read_at"] = to_datetime(found["read_at"])
     return EndpointRow(**found)
+
+
+def _actor(by: str) -> str:
+    require("by", is_text(by), "who does it, a text", by)
+    return one_line(by, 120)
 
 
 def _notice(row: EndpointRow, integration_type: str) -> dict[str, Any]:

@@ -127,6 +127,8 @@ class EndpointChannel:
             if row.rate is not None:
                 wait_ms = await self._store.take_slot(row.id, tenant_id=row.tenant_id)
                 if wait_ms is not None:
+                    # Not later than that, however far away it is: a rate may be changed or taken away.
+                    wait_ms = min(wait_ms, _STATE_RETRY_MS)
                     return NotTried(f"endpoint {row.id} has its rate", wait_ms, for_all=True)
         except DatabaseUnavailable as error:
             return NotTried(str(error), _AWAY_RETRY_MS)
@@ -211,7 +213,7 @@ class EndpointChannel:
         try:
             if isinstance(result, Accepted):
                 if row.failing_since is not None:
-                    await self._store.note_success(row.id, tenant_id=row.tenant_id)
+                    await self._store.note_success(row)
                     known.fresh_until = 0.0
                 return
             await self._note_failure(known, row, result.code)

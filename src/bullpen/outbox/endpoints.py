@@ -12,14 +12,14 @@ import secrets as _secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
 
 from bullpen._kernel.duration import check_int
 from bullpen.delivery.gates import Breaker
-from bullpen.errors import BullpenError, InvalidOption, RowNotFound, require
+from bullpen.errors import BullpenError, InvalidOption, RowNotFound, RowStateConflict, require
 from bullpen.ledger import (
     EndpointAttempt,
     EndpointRate,
@@ -48,7 +48,14 @@ ENDPOINTS: Final = ENDPOINT_TYPES
 _LONGEST_URL: Final = 2_000
 _LONGEST_DESCRIPTION: Final = 200
 _MOST_HEADERS: Final = 20
+_LONGEST_INSTANT: Final = 18
+"""Digits of microseconds: until the year 5138."""
 _PAGE: Final = 200
+_LONGEST_HEADERS: Final = 8_000
+"""Characters of names and values together: what common servers take."""
+_LONGEST_KEY: Final = 200
+_LONGEST_OVERLAP_MS: Final = 366 * 86_400_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECRET_BYTES: Final = 32
 _MOST_SECRETS: Final = 5
 
@@ -73,7 +80,7 @@ class EndpointOptions:
             check_int("off_after_ms", self.off_after_ms, minimum=1)
         for name in ("off_failures", "most_per_tenant", "concurrency"):
             check_int(name, getattr(self, name), minimum=1)
-        check_int("overlap_ms", self.overlap_ms, minimum=0)
+        check_int("overlap_ms", self.overlap_ms, minimum=0, maximum=_LONGEST_OVERLAP_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +107,11 @@ class Endpoint:
     """How long the secret before the last rotation signs as well."""
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def cursor(self) -> str:
+        """Where it stands among all: the page after it begins there, also when it was removed meanwhile."""
+        return f"{(self.created_at - _EPOCH) // timedelta(microseconds=1)}.{self.id}"
 
     @property
     def integration_type(self) -> str:
@@ -186,6 +198,8 @@ class Endpoints:
         With `idempotency_key` a repeated call makes no second one: it gives the first, whose secret is not shown."""
         given = {"headers": {}, "description": "", **fields}
         key = given.pop("idempotency_key", None)
+        check_text("idempotency_key", key, _LONGEST_KEY, required=False)
+        require("idempotency_key", key != "", "non-empty text or None", key)
         endpoint_id = str(uuid.uuid4() if key is None else uuid.uuid5(_KEYS, f"{tenant_id}\0{key}"))
         secret = fields.get("secret") or _new_secret()
         given.pop("secret", None)
@@ -218,10 +232,12 @@ class Endpoints:
         limit: int = 100,
     ) -> list[Endpoint]:
         """Endpoints in the order in which they were made, of one tenant or (service role) of all. The next page begins
-        after the id of the last one."""
+        after the `cursor` of the last one, or after its id while it exists. Raises RowNotFound for an id that does
+        not."""
         check_int("limit", limit, minimum=1, maximum=1_000)
         tenant = None if tenant_id is None else check_tenant(tenant_id)
-        rows = await self._store.find(tenant_id=tenant, state=state, after=_as_id(after), limit=limit)
+        place = None if after is None else await self._place(after, tenant)
+        rows = await self._store.find(tenant_id=tenant, state=state, after=place, limit=limit)
         return [self._show(row) for row in rows]
 
     async def update(
@@ -241,20 +257,25 @@ class Endpoints:
     ) -> NewSecret:
         """Give it a new secret. The one before signs as well for `overlap_ms` (as the options say), so that a receiver
         may change it in between without losing a message. Raises RowNotFound, and RowStateConflict when somebody else
-        has changed it at the same time."""
-        overlap = timedelta(milliseconds=check_int("overlap_ms", self._overlap(overlap_ms), minimum=0))
+        has changed it at the same time, or when five secrets sign already; `overlap_ms=0` ends all others."""
+        wanted = check_int("overlap_ms", self._overlap(overlap_ms), minimum=0, maximum=_LONGEST_OVERLAP_MS)
+        overlap = timedelta(milliseconds=wanted)
         row, new = await self._row(tenant_id, endpoint_id), secret or _new_secret()
         self._make_webhook(row.url, secrets=[new], headers={})
         until = row.read_at + overlap
         old = [Secret(each.key, min(until, each.until or until)) for each in self._vault.secrets_of(row)]
-        kept = [Secret(new), *(each for each in old if each.until != row.read_at)][:_MOST_SECRETS]
+        kept = [Secret(new), *(each for each in old if each.until != row.read_at)]
+        if len(kept) > _MOST_SECRETS:
+            # A secret that is left out earlier than was promised is a receiver that refuses everything.
+            state = f"signed with {len(old)} secrets already"
+            raise RowStateConflict("bullpen_endpoints", row.id, state, f"with fewer than {_MOST_SECRETS}")
         changed = await self._store.change(
             row.tenant_id,
             row.id,
             {"secrets": self._vault.seal_secrets(kept, row.id, row.tenant_id)},
             action="endpoint.rotate",
             by=by,
-            detail={"overlapMs": int(overlap.total_seconds() * 1000)},
+            detail={"overlapMs": wanted},
             version=row.version,
         )
         return NewSecret(self._show(changed), new)
@@ -329,17 +350,9 @@ class Endpoints:
         older keys are not needed for them any more. For the service role."""
         count, after = 0, None
         while rows := await self._store.find(after=after, limit=_PAGE):
-            after = rows[-1].id
+            after = rows[-1].created_at, rows[-1].id
             for row in rows:
-                secrets, headers = self._vault.secrets_of(row), self._vault.headers_of(row)
-                values = {
-                    "secrets": self._vault.seal_secrets(secrets, row.id, row.tenant_id),
-                    "headers": self._vault.seal_headers(headers, row.id, row.tenant_id),
-                }
-                await self._store.change(
-                    *(row.tenant_id, row.id, values), action="endpoint.reseal", by=by, detail={}, version=row.version
-                )
-                count += 1
+                count += await self._reseal(row, by)
         return count
 
     async def aclose(self) -> None:
@@ -356,6 +369,46 @@ class Endpoints:
         if row is None:
             raise RowNotFound("bullpen_endpoints", endpoint_id)
         return row
+
+    async def _place(self, after: str, tenant_id: str | None) -> tuple[datetime, str]:
+        """When an endpoint was made, and its id: from its cursor, or as it is stored."""
+        made, dot, endpoint_id = after.rpartition(".") if isinstance(after, str) else ("", "", after)
+        if not dot:
+            row = await self._store.get(_need_id(endpoint_id), tenant_id=tenant_id)
+            if row is None:
+                raise RowNotFound("bullpen_endpoints", endpoint_id)
+            return row.created_at, row.id
+        try:
+            fits = made.isascii() and made.isdigit() and len(made) < _LONGEST_INSTANT
+            return _EPOCH + timedelta(microseconds=int(made if fits else "")), str(uuid.UUID(endpoint_id))
+        except ValueError as error:
+            raise InvalidOption("after", "the `cursor` or the id of an endpoint", after) from error
+
+    async def _reseal(self, row: EndpointRow, by: str) -> bool:
+        """Whether it had to be. Somebody who changes it at the same time has the first word; one that was removed
+        needs nothing."""
+        found: EndpointRow | None = row
+        while found is not None and not self._vault.is_current(found):
+            secrets, headers = self._vault.secrets_of(found), self._vault.headers_of(found)
+            values = {
+                "secrets": self._vault.seal_secrets(secrets, found.id, found.tenant_id),
+                "headers": self._vault.seal_headers(headers, found.id, found.tenant_id),
+            }
+            try:
+                await self._store.change(
+                    *(found.tenant_id, found.id, values),
+                    action="endpoint.reseal",
+                    by=by,
+                    detail={},
+                    version=found.version,
+                )
+            except RowStateConflict:
+                found = await self._store.get(row.id, tenant_id=row.tenant_id)
+            except RowNotFound:
+                return False
+            else:
+                return True
+        return False
 
     async def _set_state(
         self, tenant_id: str, endpoint_id: str, state: EndpointState, by: str, reason: str
@@ -375,6 +428,9 @@ class Endpoints:
         if "headers" in given:
             fits = isinstance(headers, Mapping) and len(headers) <= _MOST_HEADERS
             require("headers", fits, f"a mapping of at most {_MOST_HEADERS} names to texts", type(headers).__name__)
+            length = sum(len(each) for pair in (headers or {}).items() for each in pair if isinstance(each, str))
+            fits = length <= _LONGEST_HEADERS
+            require("headers", fits, f"names and values of at most {_LONGEST_HEADERS} characters together", length)
             values["headers"] = self._vault.seal_headers(headers or {}, endpoint_id, tenant_id)
         # Made once to be checked: what the channel refuses is not stored.
         self._make_webhook(
@@ -423,10 +479,6 @@ def _new_secret() -> str:
 
 def _as_json(values: Sequence[str]) -> str:
     return msgspec.json.encode(list(values)).decode()
-
-
-def _as_id(given: str | None) -> str | None:
-    return None if given is None else _need_id(given)
 
 
 def _need_id(given: str) -> str:

@@ -60,6 +60,11 @@ class Vault:
         """Raises PayloadUnavailable or PayloadTampered."""
         return {} if row.headers is None else dict(self._open(row.headers, row))
 
+    def is_current(self, row: EndpointRow) -> bool:
+        """Whether all is stored as it would be now: with the current key, or in the clear where there is none."""
+        current = None if self._codec is None else self._codec.current_key
+        return all(_key_of(stored) == current for stored in (row.secrets, row.headers) if stored is not None)
+
     def _seal(self, value: Any, owner: str) -> str:
         plain = msgspec.json.encode(value)
         key_id, box = (None, plain) if self._codec is None else self._codec.encrypt(plain, "endpoint", owner)
@@ -85,3 +90,14 @@ class Vault:
 def _owner(endpoint_id: str, tenant_id: str) -> str:
     """Whose it is: bound into what is sealed, so that it opens in no other row."""
     return f"endpoint/{endpoint_id}/{tenant_id}"
+
+
+def _key_of(stored: str) -> str | None:
+    """The name of the key that it is encrypted with; None: it is in the clear, empty: it cannot be read."""
+    raw = stored.encode()
+    if not raw.startswith(SEALED):
+        return None
+    try:
+        return Envelope.parse(raw).key_id
+    except NoEnvelope:
+        return ""

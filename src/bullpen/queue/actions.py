@@ -32,7 +32,7 @@ from bullpen.redis.calls import until
 from bullpen.redis.client import Door
 from bullpen.wire.keys import QueueKeys
 from bullpen.wire.options import WireOptions
-from bullpen.wire.records import JobRecord
+from bullpen.wire.records import JobRecord, check_log_line
 from bullpen.wire.scripts import SCRIPTS
 
 T = TypeVar("T")
@@ -165,9 +165,7 @@ class QueueActions(ABC):
     async def add_log(self, job_id: str, line: str, keep: int) -> int:
         keys = self._keys
         # Not repeated after a lost reply: the line may be there already, and a log with the line twice misleads.
-        reply = await self.evaluate_once(
-            "add_log", [keys.job(job_id), keys.logs(job_id)], [line.encode("utf-8", "backslashreplace"), keep]
-        )
+        reply = await self.evaluate_once("add_log", [keys.job(job_id), keys.logs(job_id)], [check_log_line(line), keep])
         self._must_exist(reply, job_id)
         return int(reply)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypedDict, Unpack
 
 from bullpen._kernel import json
 from bullpen._kernel.duration import check_int
-from bullpen._kernel.ids import check_queue_name
+from bullpen._kernel.ids import check_queue_name, check_stored_id
 from bullpen.errors import QueueClosed, require
 from bullpen.queue.base import traced
 from bullpen.queue.browse import Browsing
@@ -148,7 +148,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
         """The job as it is stored now, or None. With a codec its payload is opened, which may raise PayloadUnavailable,
         PayloadMissing or PayloadTampered; `open=False` leaves it sealed."""
         actions = self._ready()
-        found = await actions.read(job_id)
+        found = await actions.read(check_stored_id("job_id", job_id))
         return None if found is None else Job(actions, await actions.open(found[1]) if open else found[1])
 
     async def open(self, job: Job) -> Job:
@@ -161,7 +161,7 @@ class Administration(Browsing, Exporting, Heads, Locating, Maintenance, Limits, 
 
     async def state_of(self, job_id: str) -> JobState:
         """Where a job is now; UNKNOWN when there is none."""
-        return await self._ready().state_of(job_id)
+        return await self._ready().state_of(check_stored_id("job_id", job_id))
 
     async def deduplication_owner(self, deduplication_id: str) -> str | None:
         """Id of the job that owns a deduplication id now; None when the next add with it makes a job."""

@@ -24,7 +24,7 @@ from bullpen.queue.children import PARTS, ChildrenCounts
 from bullpen.queue.states import JobState
 from bullpen.wire.links import JobKey
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, JobMeta, WireOptions
-from bullpen.wire.records import JobRecord, check_progress
+from bullpen.wire.records import JobRecord, check_log_line, check_progress
 
 if TYPE_CHECKING:
     # A default lets `Job` stand for `Job[Any]` under strict checkers. Python has it from 3.13 on; every checker brings
@@ -371,6 +371,7 @@ class Job(Generic[DataT_co]):
 
     async def log(self, line: str) -> int:
         """Append a line to the job's log; the oldest beyond `keep_logs` (1000) go. Returns how many are kept."""
+        check_log_line(line)  # here too: in a child process before it is sent to the parent
         keep = self.opts.keep_logs
         return await self._actions.add_log(self.id, line, DEFAULT_KEEP_LOGS if keep is None else keep)
 

@@ -24,7 +24,7 @@ from bullpen.queue.job_logs import JobLogs, read_dropped
 from bullpen.queue.orphans import find_orphans, remove_orphans
 from bullpen.queue.states import JobState
 from bullpen.wire.options import DEFAULT_KEEP_LOGS, WireOptions
-from bullpen.wire.records import check_progress
+from bullpen.wire.records import check_log_line, check_progress
 
 __all__ = ["Maintenance"]
 
@@ -116,6 +116,7 @@ class Maintenance(QueuePart):
         """Append a line to the log of a job by its id; the oldest beyond `keep` (its own `keep_logs`, else 1000) go.
         Returns how many are kept. Raises JobNotFound."""
         actions, job_id = self._ready(), id_of(job)
+        check_log_line(line)
         if keep is None:
             own = WireOptions.parse(await actions.command("HGET", self._keys.job(job_id), "opts")).keep_logs
             keep = DEFAULT_KEEP_LOGS if own is None else own

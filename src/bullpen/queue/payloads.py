@@ -26,6 +26,7 @@ from bullpen.errors import InvalidOption
 from bullpen.ports.objects import ObjectStore, StoredObject
 from bullpen.queue.actions import QueueActions
 from bullpen.queue.base import literally
+from bullpen.queue.children import PARTS
 from bullpen.queue.codec import OWNER_FIELD
 from bullpen.wire.envelope import SEALED, directory_of
 from bullpen.wire.keys import QueueKeys
@@ -34,6 +35,8 @@ __all__ = ["PayloadReport", "SweepReport", "report_payloads", "sweep_payloads"]
 
 _SCAN_COUNT: Final = 1_000
 _KEYS_PER_CALL: Final = 200
+_RESULTS_PER_STEP: Final = 100
+_PROCESSED: Final = f":{PARTS['processed'].suffix}".encode()
 _HEAD_BYTES: Final = 4_096
 """Enough for queue, key id and reference, which stand before the box."""
 _WRAPPED: Final = b'{"originalData":' + SEALED
@@ -44,7 +47,8 @@ _REF: Final = re.compile(rb'"ref":"([^"\\]*)"')
 
 @dataclass(frozen=True, slots=True)
 class PayloadReport:
-    """What is sealed in a queue and its dead letters now. Counts jobs, schedulers and entries alike."""
+    """What is sealed in a queue and its dead letters now: data of jobs, schedulers and entries, return values of jobs,
+    and those that children have left for their parents."""
 
     by_key: dict[str, int]
     """How many payloads each key has encrypted."""
@@ -72,7 +76,7 @@ async def report_payloads(actions: QueueActions, own: QueueKeys, letters: QueueK
     """Count sealed payloads by key. When no payload has a key any more, and no other queue either, it may go."""
     keys, in_store, plain = Counter[str](), 0, 0
     for place in (own, letters):
-        async for head in _heads(actions, place):
+        async for head in _heads(actions, place, results=True):
             key_id, ref = _KEY_ID.search(head), _REF.search(head)
             if key_id is not None:
                 keys[key_id[1].decode("utf-8", "replace")] += 1
@@ -118,15 +122,31 @@ async def _remove(store: ObjectStore, orphans: list[StoredObject]) -> None:
         await store.delete(orphan.key)
 
 
-async def _heads(actions: QueueActions, keys: QueueKeys) -> AsyncIterator[bytes]:
-    """The beginning of every sealed payload below the base of a queue."""
+async def _heads(actions: QueueActions, keys: QueueKeys, *, results: bool = False) -> AsyncIterator[bytes]:
+    """The beginning of every sealed payload below the base of a queue; with `results` also of return values, which are
+    never in an object store."""
     pattern, cursor = f"{literally(keys.base)}*", b"0"
     while True:
         cursor, found = await actions.command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "hash")
         for first in range(0, len(found), _KEYS_PER_CALL):
             page = found[first : first + _KEYS_PER_CALL]
-            for head in await actions.evaluate("read_seals", page, [SEALED, _WRAPPED, _HEAD_BYTES]):
-                if head:
+            for head in await actions.evaluate("read_seals", page, [SEALED, _WRAPPED, _HEAD_BYTES, int(results)]):
+                yield head
+        for key in found if results else ():
+            if key.endswith(_PROCESSED):
+                async for head in _result_heads(actions, key):
                     yield head
+        if cursor == b"0":
+            return
+
+
+async def _result_heads(actions: QueueActions, processed: bytes) -> AsyncIterator[bytes]:
+    """The beginning of every sealed return value that waits for a parent."""
+    cursor = b"0"
+    while True:
+        args = [cursor, _RESULTS_PER_STEP, SEALED, _HEAD_BYTES]
+        cursor, *heads = await actions.evaluate("read_result_seals", [processed], args)
+        for head in heads:
+            yield head
         if cursor == b"0":
             return

@@ -17,7 +17,7 @@ from typing import Any, Final, Unpack
 from bullpen._kernel import json
 from bullpen._kernel.cron import LOCAL
 from bullpen._kernel.duration import check_int
-from bullpen._kernel.ids import check_scheduler_id, new_token
+from bullpen._kernel.ids import check_scheduler_id, check_stored_id, new_token
 from bullpen._kernel.keep import KeepJobs, Retention
 from bullpen.errors import InvalidOption, JobStateConflict, NotJson, SchedulerNotFound, require
 from bullpen.queue.actions import QueueActions
@@ -207,11 +207,13 @@ def _retention(stored: Any) -> Retention:
 
 def removal(keys: QueueKeys, scheduler_id: str) -> tuple[list[str], list[Any]]:
     """Keys and arguments of `remove_scheduler`."""
+    check_stored_id("scheduler_id", scheduler_id)
     return [keys.repeat, keys.scheduler(scheduler_id), keys.delayed, keys.meta], [keys.base, scheduler_id]
 
 
 def scheduler_reads(keys: QueueKeys, scheduler_id: str) -> list[tuple[str | bytes | int, ...]]:
     """The commands that read one scheduler."""
+    check_stored_id("scheduler_id", scheduler_id)
     return [("ZSCORE", keys.repeat, scheduler_id), ("HGETALL", keys.scheduler(scheduler_id))]
 
 
@@ -415,6 +417,7 @@ class Scheduling(QueuePart):
         It stays listed, without a job to come: no client finds anything to run. Raises SchedulerNotFound, and
         JobStateConflict for one that a client before 5.20 made, which has no record.
         """
+        check_stored_id("scheduler_id", scheduler_id)
         keys = self._keys
         reply, was_repeated = await self._ready().evaluate_noting_repeats(
             "pause_scheduler",

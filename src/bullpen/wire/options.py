@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypedDict
@@ -385,7 +385,7 @@ def is_option(name: str) -> bool:
 
 
 def unknown_option(
-    name: str, value: Any, kind: str = "a job option", besides: Iterable[str] = (), *, near: str | None = None
+    name: str, value: Any, kind: str = "a job option", besides: tuple[str, ...] = (), *, near: str | None = None
 ) -> InvalidOption:
     """The error for an option name that does not exist (or not here). Names `besides` job options may be meant."""
     if name in _WORKER_ONLY and name not in besides:

@@ -470,7 +470,18 @@ def check_progress(value: Any) -> bytes:
             raise InvalidOption("progress.message", "text", message)
     elif isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value <= 100:
         raise InvalidOption("progress", "a number from 0 to 100, text, a boolean, a list or an object", value)
-    return json.encode(value, what="progress")
+    raw = json.encode(value, what="progress")
+    json.check_size("Job progress size", len(raw))
+    return raw
+
+
+def check_log_line(line: Any) -> bytes:
+    """A line of a job's log, as it is stored."""
+    if not isinstance(line, str):
+        raise InvalidOption("line", "text", line)
+    raw = line.encode("utf-8", "backslashreplace")
+    json.check_size("Job log line size", len(raw))
+    return raw
 
 
 def _read_stacks(raw: bytes | None) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 from bullpen._kernel import json
 from bullpen._kernel.cron import LOCAL, find_zone, next_after
 from bullpen._kernel.duration import check_int, read_ms
+from bullpen._kernel.ids import is_encodable
 from bullpen._kernel.instants import possible
 from bullpen.errors import InvalidOption, NotJson, require
 from bullpen.wire.options import WireOptions, to_epoch_ms
@@ -198,6 +199,7 @@ def _check_together(schedule: Schedule, given: Mapping[str, Any]) -> None:
 
 def _check_pattern(pattern: Any, zone: Any) -> str:
     require("cron", isinstance(pattern, str), "text such as '0 9 * * 1-5'", pattern)
+    require("cron", is_encodable(pattern), "text without lone surrogates", pattern)
     require("tz", zone is None or isinstance(zone, str), "the name of a time zone", zone)
     if zone is not None:
         find_zone(zone)

@@ -53,8 +53,6 @@ class JobConsumer:
     """Takes jobs of one queue, holds their locks, and settles them."""
 
     _runner: Runner
-    own_arguments: tuple[str, ...] = ("connection", "prefix")
-    """What its constructor takes besides `WorkerArguments`."""
 
     def __init__(
         self, queue: str, connection: str | Connection | None, prefix: str | None, options: WorkerArguments
@@ -70,7 +68,7 @@ class JobConsumer:
             dead_letters=_dead_letter_policy(options.pop("dead_letters", False)),
             strategies=strategies,
         )
-        self.options = WorkerOptions.read(options, type(self).__name__, self.own_arguments)
+        self.options = WorkerOptions.read(options, type(self).__name__)
         self.name = clean_name(name) if name else worker_name()
         """`{hostname}-{pid}-{random}` unless given; stored with each job it takes."""
         self._keys = QueueKeys(prefix_for(prefix), check_queue_name(queue))

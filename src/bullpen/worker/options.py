@@ -7,7 +7,7 @@ In: `WorkerArguments`, what callers write. Out: `WorkerOptions`, what the worker
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final, TypedDict
@@ -125,16 +125,14 @@ class WorkerOptions:
     """Moves the server's clock as this worker sees it. For tests."""
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any], of: str = "Worker", besides: Iterable[str] = ("connection", "prefix")
-    ) -> WorkerOptions:
-        """From what a caller wrote, without the worker's own arguments (`besides`). Raises InvalidOption for a wrong
+    def read(cls, given: Mapping[str, Any], of: str = "Worker") -> WorkerOptions:
+        """From what a caller wrote, without the own arguments of the class `of`. Raises InvalidOption for a wrong
         value, and for a wrong name with the nearest right one."""
         values: dict[str, Any] = {}
         for name, value in given.items():
             own = _FIELDS.get(name)
             if own is None:
-                known, snake = [*WorkerArguments.__annotations__, *besides], to_snake(name)
+                known, snake = [*WorkerArguments.__annotations__, *_OWN.get(of, _OWN["Worker"])], to_snake(name)
                 near = [_OTHER_NAMES[snake]] if snake in _OTHER_NAMES else difflib.get_close_matches(snake, known, 1)
                 raise InvalidOption(name, f"an argument of {of}", value, suggestion=near[0] if near else None)
             is_duration = own != name and value is not None
@@ -207,6 +205,8 @@ class WorkerOptions:
         return None if self.timeout_ms is None else self.timeout_ms / 1000
 
 
+_OWN: Final = {"Worker": ("connection", "prefix"), "Taker": ("connection", "prefix", "ahead", "on_lost")}
+"""What they take besides `WorkerArguments`, for the hint only."""
 _OTHER_NAMES: Final = {"lock_duration": "lock", "limiter": "limit", "max_stalled_count": "max_lonely_deaths"}
 """Words of other clients, for the hint only."""
 _FIELDS: Final = {

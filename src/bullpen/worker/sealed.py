@@ -1,8 +1,9 @@
 """Runs of jobs by a worker with a codec: the payload is opened before the handler, its return value sealed after it.
 
 In: what runs the handler. Out: the same with open data. A payload that cannot be opened here now gives its job back
-with no attempt counted, after a wait that grows; one that was tampered with fails its job for good; one whose object is
-gone is an error like others, tried again by the job's own rules.
+with no attempt counted, after a wait that grows, also when the handler met it in what children returned. One that was
+tampered with fails its job for good; one whose object is gone is an error like others, tried again by the job's own
+rules.
 Elsewhere: opening and sealing (`bullpen.queue.codec`).
 """
 
@@ -60,6 +61,9 @@ class SealedRuns:
         except BullpenError as error:
             return Raised(error)
         result = await self._execute(job, timeout_s)
+        if isinstance(result, Raised) and isinstance(result.error, PayloadUnavailable):
+            # The handler asked for something sealed, as a parent asks for what its children returned.
+            return self._unopened.give_back(job, result.error)
         if result is RETURNED_NOTHING or not isinstance(result, Returned):
             return result
         try:

@@ -27,7 +27,7 @@ from bullpen._kernel.outcome import (
     Waiting,
     WaitingChildren,
 )
-from bullpen.errors import InvalidOption, JobLockLost, QueueError, require
+from bullpen.errors import InvalidOption, JobLockLost, QueueClosed, QueueError, require
 from bullpen.queue.job import Job
 from bullpen.redis.client import Connection
 from bullpen.worker.around import Around
@@ -98,8 +98,6 @@ class Taker(JobConsumer):
     renewed until a job is settled. What is not settled goes back with `close`, and no attempt is counted.
     """
 
-    own_arguments = (*JobConsumer.own_arguments, "ahead", "on_lost")
-
     def __init__(
         self,
         queue: str,
@@ -134,8 +132,9 @@ class Taker(JobConsumer):
     # ---- taking -----------------------------------------------------------------------------------------------
 
     async def take(self, timeout: int | timedelta | None = None) -> Job | None:
-        """The next job, when there is one. None after `timeout` without one, and when the taker is closed.
+        """The next job, when there is one; None after `timeout` without one.
 
+        Raises QueueClosed when the taker closes or is closed: a loop that took None for "not yet" would never end.
         Raises QueueError where it could wait for ever: without `timeout`, from a task that took by `take` all of the
         `concurrency` jobs that are held. Where other tasks settle what this one takes, use `async for job in taker`.
         """
@@ -145,6 +144,10 @@ class Taker(JobConsumer):
         if within_s is None and not self._is_closing:
             self._check_free(task)
         job = await self._next(within_s)
+        if job is None and self._is_closing:
+            raise QueueClosed(
+                f"the taker of queue {self.queue_name!r} is closed; make a new Taker", queue=self.queue_name
+            )
         if job is not None and (held := self._held.get(job)) is not None:
             held.owner = task
         return job
@@ -211,7 +214,7 @@ class Taker(JobConsumer):
         require("outcome", isinstance(outcome, Outcome), "an outcome", outcome)
         held = self._held.get(job)
         if held is None or held.outcome.done():
-            raise self._lost(job, "it was already settled, lost or given back")
+            raise self._why_not_held(job)
         held.outcome.set_result(outcome)
         try:
             async with asyncio.timeout(self.options.lock_ms / 1000):
@@ -262,6 +265,16 @@ class Taker(JobConsumer):
         if lost:
             raise JobLockLost(self.queue_name, job.id, 0, "its lock expired", is_gone=bool(gone))
 
+    def _why_not_held(self, job: Job) -> JobLockLost:
+        why = "it was settled already"
+        if not job.token:
+            why = "it was not taken by a taker"
+        elif job.cancelled and job.cancel_reason is None and self._is_closing:
+            why = "it went back when its taker closed, and runs again"
+        elif job.cancelled:
+            return self._lost(job, "it was taken back")
+        return JobLockLost(self.queue_name, job.id, 0, why, is_over=True)
+
     def _lost(self, job: Job, why: str) -> JobLockLost:
         return JobLockLost(self.queue_name, job.id, 0, why, cancelled=job.cancel_reason)
 
@@ -308,6 +321,7 @@ class Taker(JobConsumer):
             self._ready.remove(job)
         if held is None:
             return
+        job.cancelled = True
         held.lose(error)
         if self._on_lost is not None:
             self._on_lost(job)
@@ -329,8 +343,8 @@ class Taker(JobConsumer):
         await super()._end()
 
     def hand_out_no_more(self) -> None:
-        """What was taken and nobody received goes back; what was received stays until it is settled. Whoever waits for
-        a job gets none."""
+        """What was taken and nobody received goes back; what was received stays until it is settled. Loops over the
+        taker end, and `take` raises QueueClosed."""
         self._is_closing = True
         while self._ready:
             self._hand_back(self._ready.pop())  # each goes before those that went back already

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from bullpen._kernel.backoff import Backoff, CustomBackoff
+from bullpen._kernel.ids import ForeignName
 from bullpen._kernel.keep import KeepJobs
 from bullpen.compat.bullmq._names import (
     BACKOFF,
@@ -49,6 +50,11 @@ _OF_OTHERS: Final = frozenset({"attempts", "backoff", "removeOnComplete", "remov
 _OF_SCHEDULERS: Final = frozenset({"repeat", "prevMillis", "repeatJobKey", "offset"})
 """Written by schedulers into the jobs that they make."""
 _OF_CALLERS: Final = _PLAIN.keys() | _OF_OTHERS | _POLICIES.keys()
+
+
+def native_name(name: str) -> str:
+    """The name of a queue for bullpen, which takes no empty one from anybody else."""
+    return ForeignName(name) if name == "" else name
 
 
 def check_policies(opts: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from bullpen._kernel.json import NULL
 from bullpen.compat.bullmq._connection import ARGUMENTS, connection_of, prefix_of
 from bullpen.compat.bullmq._errors import as_pypi
 from bullpen.compat.bullmq._names import COMMON, FLOW_NODE, QUEUE, check_backend, check_event, check_names
-from bullpen.compat.bullmq._options import check_job_options, child_arguments, job_arguments
+from bullpen.compat.bullmq._options import check_job_options, child_arguments, job_arguments, native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job
 from bullpen.compat.bullmq.queue import Queue
@@ -109,7 +109,7 @@ class FlowProducer(EventEmitter):
         return Flow(
             node.get("name", ""),
             NULL if node.get("data") is None else node["data"],
-            queue=node.get("queueName"),
+            queue=native_name(node["queueName"]) if "queueName" in node else None,
             prefix=node.get("prefix", self.prefix),
             children=[self._flow(child, given) for child in node.get("children") or ()],
             **(job_arguments if is_root else child_arguments)(merged),
@@ -134,7 +134,7 @@ class FlowProducer(EventEmitter):
 
 def _check_node(node: Mapping[str, Any], path: str) -> None:
     check_names(node, FLOW_NODE, "a part of a flow", path)
-    if not node.get("queueName"):
+    if not isinstance(node.get("queueName"), str):
         raise InvalidOption(f"{path}.queueName", "the name of a queue", node.get("queueName"))
     check_job_options(node.get("opts"), f"{path}.opts")
     for position, child in enumerate(node.get("children") or ()):

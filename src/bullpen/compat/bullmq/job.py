@@ -15,7 +15,7 @@ from bullpen._kernel.json import NULL
 from bullpen.compat.bullmq._errors import as_json, as_pypi
 from bullpen.compat.bullmq._names import check_job_key, check_names, state_of
 from bullpen.compat.bullmq._options import check_policies
-from bullpen.errors import JobNotFound, JobStateConflict
+from bullpen.errors import JobNotFound, JobStateConflict, QueueClosed
 from bullpen.queue.job import Job as NativeJob
 from bullpen.queue.queue import Queue as NativeQueue
 from bullpen.queue.states import JobState
@@ -198,7 +198,10 @@ class Job:
         counts = await self._calls.counts()
         if not counts.waiting and not counts.prioritized:
             return None
-        native = await taker.take(_FETCH_MS)
+        try:
+            native = await taker.take(_FETCH_MS)
+        except QueueClosed:
+            return None
         if native is None:  # another worker was faster
             return None
         remember: Callable[[NativeJob], Job] = self.queue._job  # type: ignore[attr-defined]  # a taker is a worker's

@@ -15,7 +15,7 @@ from bullpen._kernel.json import NULL
 from bullpen.compat.bullmq._connection import connection_of, prefix_of, raw_client
 from bullpen.compat.bullmq._errors import as_json, as_pypi
 from bullpen.compat.bullmq._names import BULK_ENTRY, QUEUE, SETTINGS, check_backend, check_event, check_names, state_of
-from bullpen.compat.bullmq._options import check_job_options, instant, job_arguments
+from bullpen.compat.bullmq._options import check_job_options, instant, job_arguments, native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job, remove_job
 from bullpen.compat.bullmq.job_scheduler import JobScheduler
@@ -48,7 +48,7 @@ class Queue(EventEmitter):
         self.prefix = prefix_of(self.opts)
         self.qualifiedName = f"{self.prefix}:{name}"
         self._connection, self._owns_connection = connection_of(self.opts)
-        self.native_queue = NativeQueue(name, connection=self._connection, prefix=self.prefix, attempts=1)
+        self.native_queue = NativeQueue(native_name(name), connection=self._connection, prefix=self.prefix, attempts=1)
         self._scheduler: JobScheduler | None = None
         self._client: Any = None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bullpen.compat.bullmq._connection import connection_of, prefix_of
 from bullpen.compat.bullmq._names import QUEUE_EVENTS, check_backend, check_names
+from bullpen.compat.bullmq._options import native_name
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.errors import BullpenError, EventsLost
 from bullpen.queue.events import QueueEvents as NativeEvents
@@ -31,7 +32,10 @@ class QueueEvents(EventEmitter):
         self._connection, self._owns_connection = connection_of(self.opts)
         after = self.opts["lastEventId"]
         self.native_events = NativeEvents(
-            name, connection=self._connection, prefix=self.prefix, after=None if after in (None, "$") else after
+            native_name(name),
+            connection=self._connection,
+            prefix=self.prefix,
+            after=None if after in (None, "$") else after,
         )
         self._reading: asyncio.Future[None] | None = None
         if self.opts["autorun"]:

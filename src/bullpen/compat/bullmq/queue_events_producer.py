@@ -7,6 +7,7 @@ from typing import Any
 
 from bullpen.compat.bullmq._connection import connection_of, prefix_of
 from bullpen.compat.bullmq._names import COMMON, check_backend, check_names
+from bullpen.compat.bullmq._options import native_name
 from bullpen.queue.queue import Queue as NativeQueue
 
 __all__ = ["QueueEventsProducer"]
@@ -24,7 +25,7 @@ class QueueEventsProducer:
         self.qualifiedName = f"{self.prefix}:{name}"
         self.closing = False
         self._connection, self._owns_connection = connection_of(self.opts)
-        self.native_queue = NativeQueue(name, connection=self._connection, prefix=self.prefix)
+        self.native_queue = NativeQueue(native_name(name), connection=self._connection, prefix=self.prefix)
 
     async def publishEvent(self, args: Mapping[str, Any], maxEvents: int = 1000) -> None:
         """Write one; `eventName` is its name, the rest its fields. About `maxEvents` stay."""

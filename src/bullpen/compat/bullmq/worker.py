@@ -18,13 +18,13 @@ from typing import Any, Final
 from bullpen._kernel.rates import RateLimit
 from bullpen.compat.bullmq._connection import connection_of, prefix_of, raw_client
 from bullpen.compat.bullmq._names import WORKER, check_backend, check_event, check_names
-from bullpen.compat.bullmq._options import AnyStrategy, check_worker_parts, retention
+from bullpen.compat.bullmq._options import AnyStrategy, check_worker_parts, native_name, retention
 from bullpen.compat.bullmq.abort_controller import AbortController
 from bullpen.compat.bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildrenError
 from bullpen.compat.bullmq.event_emitter import EventEmitter
 from bullpen.compat.bullmq.job import Job
 from bullpen.compat.bullmq.job_scheduler import JobScheduler
-from bullpen.errors import DelayJob, WaitForChildren
+from bullpen.errors import DelayJob, QueueClosed, WaitForChildren
 from bullpen.queue.job import Job as NativeJob
 from bullpen.queue.queue import Queue as NativeQueue
 from bullpen.worker.options import WorkerArguments
@@ -70,7 +70,7 @@ class Worker(EventEmitter):
         self.running = self.paused = self.closing = self.forceClosing = self.closed = False
         self._wants_signal = processor is not None and _takes_signal(processor)
         self._connection, self._owns_connection = connection_of(self.opts)
-        self.native_queue = NativeQueue(name, connection=self._connection, prefix=self.prefix, attempts=1)
+        self.native_queue = NativeQueue(native_name(name), connection=self._connection, prefix=self.prefix, attempts=1)
         self.taker: Taker | None = None
         """Takes jobs by hand, where there is no processor."""
         self.native_worker = self._make_native()
@@ -106,8 +106,10 @@ class Worker(EventEmitter):
             "scheduler_zone": "UTC",
         }
         if self.processor is not None:
-            return NativeWorker(self.name, self._handle, connection=self._connection, prefix=self.prefix, **arguments)
-        self.taker = Taker(self.name, connection=self._connection, prefix=self.prefix, **arguments)
+            return NativeWorker(
+                native_name(self.name), self._handle, connection=self._connection, prefix=self.prefix, **arguments
+            )
+        self.taker = Taker(native_name(self.name), connection=self._connection, prefix=self.prefix, **arguments)
         return self.taker
 
     @property
@@ -145,7 +147,11 @@ class Worker(EventEmitter):
             raise RuntimeError("getNextJob: this worker has a processor, which takes the jobs")
         if not self.taker.has_started:
             await self.taker.start()
-        native = await self.taker.take(max(1, round(self.opts["drainDelay"] * 1000)))
+        try:
+            native = await self.taker.take(max(1, round(self.opts["drainDelay"] * 1000)))
+        except QueueClosed:
+            await asyncio.sleep(0)  # a loop that asks again must not keep everything else from running
+            return None
         if native is None:
             return None
         job = self._job(native)

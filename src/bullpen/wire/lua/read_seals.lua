@@ -2,19 +2,23 @@
 
   KEYS   any number of jobs
   ARGV   1 mark (how sealed data begins)   2 wrapped (how an entry begins whose payload is sealed)   3 most (bytes of each)
-  Reply  for each key the beginning of its data, or "" when that is not sealed
+         4 results ("1": return values too)
+  Reply  the beginnings, of sealed ones only; a job may have two
 ]]
 --#include lib/if_typed
 
-local mark, wrapped, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local mark, wrapped, most, fields = ARGV[1], ARGV[2], tonumber(ARGV[3]), { "data" }
+if ARGV[4] == "1" then fields[2] = "returnvalue" end
 
-local function is_sealed(data)
-  return string.sub(data, 1, #mark) == mark or string.sub(data, 1, #wrapped) == wrapped
+local function is_sealed(stored)
+  return string.sub(stored, 1, #mark) == mark or string.sub(stored, 1, #wrapped) == wrapped
 end
 
 local found = {}
-for place, job_key in ipairs(KEYS) do
-  local data = if_typed("HGET", job_key, "data")
-  found[place] = data and is_sealed(data) and string.sub(data, 1, most) or ""
+for _, job_key in ipairs(KEYS) do
+  for _, field in ipairs(fields) do
+    local stored = if_typed("HGET", job_key, field)
+    if stored and is_sealed(stored) then found[#found + 1] = string.sub(stored, 1, most) end
+  end
 end
 return found

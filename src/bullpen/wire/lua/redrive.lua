@@ -20,11 +20,23 @@
 --#include lib/state
 --#include lib/notes
 --#include lib/letter_index
+--#include lib/adopt
 
 local entry_key, job_key, failed_key = KEYS[1], KEYS[2], KEYS[3]
 local base, dead_letter_base, entry_id, job_id = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
 local history, note, is_edited = ARGV[13], ARGV[14], ARGV[15] == "1"
 local now_ms = server_now(ARGV[2])
+
+-- rejoin_rebuilt: the hash of a job that is gone named its parent; so do its options. A parent that did not count it is not its own.
+local function rejoin_rebuilt(rebuilt_key, opts_text)
+  local readable, opts = pcall(cjson.decode, opts_text)
+  local parent = readable and type(opts) == "table" and opts.parent
+  if type(parent) ~= "table" or type(parent.queue) ~= "string" or type(parent.id) ~= "string" then return end
+  local parent_key, link = parent_link(opts)
+  if lives(parent_key) and rejoin_parent(parent_key, rebuilt_key) then
+    redis.call("HSET", rebuilt_key, "parentKey", parent_key, "parent", link)
+  end
+end
 
 if redis.call("EXISTS", entry_key) == 0 then return "gone" end
 require_places(base)
@@ -42,8 +54,8 @@ else
     "priority", priority_class(ARGV[10]), "ats", ARGV[12], "bpredriven", with_note(history, note, now_ms))
   name_lane(base, job_id, ARGV[8])
   redis.pcall("XADD", base .. "events", "*", "event", "added", "jobId", job_id, "name", ARGV[6])
-  place_ready(base, job_id, priority_class(ARGV[10]), ARGV[11] == "1")
-  redis.pcall("XADD", base .. "events", "*", "event", "waiting", "jobId", job_id, "prev", "failed")
+  rejoin_rebuilt(job_key, ARGV[8])
+  place_again(base, job_id, priority_class(ARGV[10]), ARGV[11] == "1", "failed")
 end
 wake(base)
 if redis.call("EXISTS", entry_key) == 1 then -- else it was the job's latest, and went with it

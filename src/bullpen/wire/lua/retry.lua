@@ -1,4 +1,5 @@
---[[ retry: put a finished job back in line. Its dead letter, if it has one, goes: what it asked for is done.
+--[[ retry: put a finished job back in line; a parent waits for the children that it needs. The job's dead letter, if it has one, goes:
+  what it asked for is done.
 
   KEYS   1 job   2 finished (the set named by state)
   ARGV   1 base   2 job_id   3 state   4 resets_attempts ("1" or "")   5 dead_letter_base

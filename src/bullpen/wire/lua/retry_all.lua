@@ -1,4 +1,5 @@
---[[ retry_all: put finished jobs back in line, oldest first, each in its class of priority.
+--[[ retry_all: put finished jobs back in line, oldest first, each in its class of priority; a parent waits for the
+  children that it needs, whichever of them comes first.
 
   Only what finished until a given instant: a job that fails again meanwhile is not retried for ever. Work per call is bounded:
   where dead letters must be searched in a long list, fewer jobs fit. The caller goes on while there is more.
@@ -23,13 +24,19 @@ local ids = redis.call("ZRANGEBYSCORE", finished_key, "-inf", until_ms, "LIMIT",
 if #ids == 0 then return { until_ms, 0, 0 } end
 require_places(base)
 trim_events(base)
-local spent, seen, retried = 0, 0, 0
-for _, job_id in ipairs(ids) do
+local spent, retried, places = 0, 0, {}
+for index, job_id in ipairs(ids) do
   if spent >= MOST_PER_CALL then break end
-  redis.call("ZREM", finished_key, job_id)
-  local cost = reprocess(base, job_id, state, resets_attempts, dead_letter_base)
-  if cost then retried = retried + 1 end
-  spent, seen = spent + (cost or 1), seen + 1
+  local cost, place = forget_outcome(base, job_id, resets_attempts, dead_letter_base)
+  places[index] = place or false
+  spent = spent + (cost or 1)
+end
+for index, place in ipairs(places) do
+  redis.call("ZREM", finished_key, ids[index])
+  if place then
+    place_again(base, ids[index], place[1], place[2], state)
+    retried = retried + 1
+  end
 end
 wake(base)
-return { until_ms, retried, (seen < #ids or #ids == wanted) and 1 or 0 }
+return { until_ms, retried, (#places < #ids or #ids == wanted) and 1 or 0 }
