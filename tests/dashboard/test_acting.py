@@ -456,7 +456,7 @@ def test_jobs_explain_tells_the_cause(redis_url: str, queue_name: str, tmp_path:
     missing = cli("jobs", "explain", queue_name, "nobody", cwd=tmp_path, env=env)
 
     assert json.loads(found.out)["cause"] == "no-worker"
-    assert over.out.splitlines()[1:] == ["no such address", f"bullpen jobs retry {queue_name} {failed[0]}"]
+    assert over.out.splitlines()[1:] == ["ValueError: no such address", f"bullpen jobs retry {queue_name} {failed[0]}"]
     assert missing.code == 1
 
 

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bullpen import Job, Queue, Worker
+from bullpen import Bullpen, Job, Queue, RateLimit, Worker
 from bullpen.ops.explain import IdleCause, JobExplanation, JobFacts, explain, why
 from bullpen.queue import JobState
 from bullpen.testing import RedisServer
 from bullpen.wire.records import JobRecord
+from tests.dashboard._kit import settings
 
 
 @pytest.fixture
@@ -123,6 +124,33 @@ async def test_a_job_in_line_says_how_many_are_before_it(queue: Queue) -> None:
     wire.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.requirement("D-43")
+async def test_a_task_that_may_not_start_yet_says_its_rate_limit(redis_url: str, queue_name: str) -> None:
+    app = Bullpen(settings=settings(redis_url))
+
+    @app.task(queue_name, rate_limit=RateLimit(1, 60_000))
+    async def send(number: int) -> None:
+        pass
+
+    async with app, app.queue(queue_name) as queue:
+        first, second = await send.add(1), await send.add(2)
+        serving = asyncio.create_task(app.run(signals=False))
+        async with asyncio.timeout(60):
+            while {await queue.state_of(first.id), await queue.state_of(second.id)} != {  # noqa: ASYNC110 - nobody tells
+                JobState.COMPLETED,
+                JobState.DELAYED,
+            }:
+                await asyncio.sleep(0.01)
+        delayed = second if await queue.state_of(first.id) is JobState.COMPLETED else first
+
+        found = await why(queue, delayed.id)
+
+        assert (found.cause, found.action) == (IdleCause.RATE, "")
+        assert "1 job has started in this window" in found.text
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
 @pytest.mark.leaves_queue_broken
 @pytest.mark.requirement("D-43")
 async def test_a_job_whose_worker_died(queue: Queue, redis_server: RedisServer) -> None:
@@ -153,3 +181,9 @@ def test_causes_that_need_no_server() -> None:
     assert "retried after attempt 1 of 3" in of(JobState.DELAYED, due_ms=20_000).text
     assert "more than" in of(JobState.WAITING, position=None).text
     assert of(JobState.WAITING, position=0).text == "It is the next to run."
+    busy = of(JobState.WAITING, position=84, active=5, workers=2)
+    assert "5 jobs run now, on 2 workers" in busy.text
+    assert busy.command == "bullpen jobs list q --state active"
+    assert "1 job runs now, on 1 worker" in of(JobState.WAITING, position=None, active=1, workers=1).text
+    assert of(JobState.DELAYED, due_ms=70_000, task_starts=1, task_window_ms=5_000).cause is IdleCause.DELAYED
+    assert of(JobState.DELAYED, due_ms=70_000, task_starts=1, task_window_ms=60_020).cause is IdleCause.RATE

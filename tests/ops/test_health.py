@@ -195,7 +195,7 @@ def test_an_address_is_checked_before_anything_starts() -> None:
     for wrong in ("9464", "host:", "host:abc", "host:70000"):
         with pytest.raises(InvalidOption, match="HOST:PORT"):
             parse_address(wrong)
-    with taken_port() as port, pytest.raises(InvalidOption, match="an address that is free"):
+    with taken_port() as port, pytest.raises(InvalidOption, match=r"an address that is free .*--http HOST:PORT"):
         HttpService(lambda: None, "127.0.0.1", port)
 
 

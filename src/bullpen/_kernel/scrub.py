@@ -376,6 +376,8 @@ _IBAN: Final = re.compile(
     r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}+(?: ?[A-Z0-9]{1,3})?+(?![A-Za-z0-9])"
 )
 _may_hold_iban: Final = re.compile(r"[A-Z]{2}[0-9]{2} ?[A-Z0-9]{4} ?[A-Z0-9]{4}").search
+_ENDS: Final = 50
+"""Lines of the end of a stack that may be notes and further lines of a text."""
 _STACK: Final = "Traceback (most recent call last)"
 _HIDDEN: Final = "***"
 
@@ -433,6 +435,19 @@ def summary(text: str, limit: int = 500) -> str:
         return "unknown error"
     line = scrub(lines[-1] if _STACK in text else lines[0])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def with_type(text: str, stack: str | None) -> str:
+    """The text of an error with its type in front, where the stack tells it: `KeyError: 'email'`. Python ends a stack
+    with that line, JavaScript begins it so."""
+    first = text.partition("\n")[0].strip()
+    lines = [line.strip() for line in (stack or "").splitlines()]
+    for line in (*reversed(lines[-_ENDS:]), *lines[:1]):
+        name, colon, said = line.partition(": ")
+        kind = name.rpartition(".")[2]
+        if colon and said == first and kind.isidentifier() and kind != "Error":
+            return text if first.startswith(f"{kind}: ") else f"{kind}: {text}"
+    return text
 
 
 def hide_secrets(value: Any, *, most_depth: int = 100) -> Any:

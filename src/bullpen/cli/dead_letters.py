@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from bullpen._kernel.scrub import with_type
 from bullpen.cli import context, show
 from bullpen.cli.arguments import (
     AllOption,
@@ -338,7 +339,9 @@ def to_json(letter: DeadLetter) -> dict[str, Any]:
 
 def _error(entry: dict[str, Any]) -> Any:
     error = entry.get("error")
-    return (error.get("message") if isinstance(error, dict) else None) or entry.get("errorMessage")
+    text = (error.get("message") if isinstance(error, dict) else None) or entry.get("errorMessage")
+    stack = error.get("stack") if isinstance(error, dict) else None
+    return with_type(text, stack) if isinstance(text, str) and isinstance(stack, str) else text
 
 
 LETTERS = Record(

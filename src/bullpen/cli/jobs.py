@@ -288,7 +288,7 @@ async def explain(at: OnServer, queue: QueueArgument, job_id: IdArgument) -> Non
         facts = await read_facts(opened, job_id)
     found = decide(facts)
     record = facts.record if found.cause is IdleCause.FAILED else None
-    error = "" if record is None else show.short(record.raw_failed_reason or "", 500)
+    error = "" if record is None else show.short(record.failure_text, 500)
     at.say({**found.to_json(), "error": error}, *filter(None, (found.text, error, found.command)))
     if found.cause is IdleCause.NOT_HERE:
         raise context.Done("")

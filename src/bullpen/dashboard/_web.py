@@ -58,6 +58,7 @@ class PageRequest:
     is_tls: bool
     receive: Receive = field(repr=False)
     _body: bytes | None = None
+    _merged: dict[str, str] | None = None
 
     @property
     def path(self) -> str:
@@ -80,18 +81,26 @@ class PageRequest:
             self._body = b"".join(parts)
         return self._body
 
+    async def merge(self) -> dict[str, str]:
+        """Read the query and the body as one form from now on. Raises PageProblem for a field that differs in them:
+        of two scopes, nobody knows which one is meant."""
+        if self._merged is None:
+            body = await self.form()
+            for name in self.query.keys() & body.keys():
+                if self.query[name] != body[name]:
+                    said = f"{self.query[name][:80]!r} in the address and {body[name][:80]!r} in the body"
+                    raise PageProblem(400, f"{name} is {said}.")
+            self._merged = {**self.query, **body}
+        return self._merged
+
     async def form(self) -> dict[str, str]:
-        """The fields of a form, or the members of a JSON object whose values are text, numbers or booleans."""
+        """The fields of a form, or the members of a JSON object; lists and objects as JSON. With the query once it was
+        merged."""
+        if self._merged is not None:
+            return self._merged
+        if self._is_json:
+            return {name: _as_field(value) for name, value in (await self._json()).items()}
         raw = await self.body()
-        if self.headers.get("content-type", "").startswith(JSON):
-            try:
-                given = msgspec.json.decode(raw or b"{}")
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise PageProblem(400, f"The body is not JSON: {error}.") from None
-            if not isinstance(given, dict):
-                raise PageProblem(400, "The body is not a JSON object.")
-            return {str(name): "1" if value is True else "" if value in (None, False) else str(value)
-                    for name, value in given.items()}  # fmt: skip
         try:
             pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=2_000, errors="replace")
         except (ValueError, UnicodeDecodeError):
@@ -99,9 +108,25 @@ class PageRequest:
         return dict(pairs)
 
     async def choices(self, name: str) -> list[str]:
-        """All values of one field of a form: boxes that were ticked."""
+        """All values of one field of a form: boxes that were ticked; or a list of texts in a JSON object."""
+        if self._is_json:
+            given = (await self._json()).get(name, [])
+            return [_as_field(each) for each in (given if isinstance(given, list) else [given])]
         pairs = parse_qsl((await self.body()).decode("utf-8", "replace"), max_num_fields=2_000)
         return [value for key, value in pairs if key == name]
+
+    @property
+    def _is_json(self) -> bool:
+        return self.headers.get("content-type", "").startswith(JSON)
+
+    async def _json(self) -> dict[str, Any]:
+        try:
+            given = msgspec.json.decode(await self.body() or b"{}")
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise PageProblem(400, f"The body is not JSON: {error}.") from None
+        if not isinstance(given, dict):
+            raise PageProblem(400, "The body is not a JSON object.")
+        return given
 
 
 @dataclass(slots=True)
@@ -222,6 +247,12 @@ def join(base: str, *parts: str, **query: object) -> str:
     path = base + "/" + "/".join(segment(part) for part in parts)
     given = {name: str(value) for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(given, errors='surrogateescape')}" if given else path
+
+
+def _as_field(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return json_bytes(value).decode()
+    return "1" if value is True else "" if value is None or value is False else str(value)
 
 
 def _decoded(part: str) -> str:

@@ -129,12 +129,14 @@ class Dashboard:
         self.rates.count(request.client if principal is None else principal.name)
         if request.method not in SAFE_METHODS:
             await self._check_change(context)
+            await context.take_fields(route)
         if principal is not None and principal.queues:
             context.principal = principal = principal.on(await _queue_of(context))
         if principal is not None and not route.open:
             if principal.tenants and not request.segments and not request.is_api:
                 return context.redirect(context.url(first_page(self, principal)))
             await self._check_permission(context, route)
+        await context.check_fields(route)
         try:
             found = await route.handler(context)
         except BullpenError as error:

@@ -9,19 +9,26 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.dashboard._web import PageProblem
+from bullpen.dashboard.fields import REASON, FormField
 from bullpen.dashboard.render import json_text
 from bullpen.dashboard.routes import Page
 from bullpen.ports.edits import Edit
 
-__all__ = ["edit_page", "must_be_as_shown", "patch_of"]
+__all__ = ["EDIT_FIELDS", "edit_page", "must_be_as_shown", "patch_of"]
 
 _LONGEST_DIFF = 2_000
+EDIT_FIELDS: Final = (
+    FormField("patch", "The change, as a JSON merge patch.", "json", required=True),
+    REASON,
+    FormField("before", "The fingerprint of the payload that was looked at; another one by now is refused."),
+    FormField("confirmed", "Do it; without it the difference is shown.", "flag"),
+)
 
 
 def patch_of(fields: Mapping[str, str]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import msgspec
 from bullpen.dashboard._web import PageAnswer, PageProblem, PageRequest, join
 from bullpen.dashboard.access import Access, Permission, Visitor
 from bullpen.dashboard.desk import Desk
+from bullpen.dashboard.fields import FormField, check_fields
 from bullpen.dashboard.guard import Rates
 from bullpen.ops.actions import Actor
 from bullpen.ops.doctor import Advice
@@ -70,6 +71,12 @@ class PageRoute:
     """The type of its JSON; None: not described further."""
     produces: tuple[str, ...] = ()
     """What it answers under the API instead of JSON."""
+    fields: tuple[FormField, ...] | None = None
+    """What a change takes under the API; None: it is for browsers only, and nothing is checked."""
+    fields_of: Callable[[Mapping[str, str]], tuple[FormField, ...]] | None = None
+    """Which of them it takes at a path."""
+    keeps_address: bool = False
+    """Whether a browser's form, too, must say the same as its address."""
     needs_workflows: bool = False
     """In the menu only of a dashboard whose app has workflows."""
 
@@ -170,6 +177,19 @@ class Context:
         if not nonce:
             return await work()
         return await self.desk.do_once.do(f"{self.principal.name}\n{what}\n{nonce}", work)
+
+    async def take_fields(self, route: PageRoute) -> None:
+        """Read the query and the body of the API as one form, before it is known what they may touch."""
+        if self.request.is_api and route.method == "POST" and route.fields is not None:
+            self.query = self.request.query = await self.request.merge()
+
+    async def check_fields(self, route: PageRoute) -> None:
+        """Refuse what the API does not understand, what is not complete, and a form that differs from its address."""
+        if route.keeps_address:
+            await self.request.merge()
+        if self.request.is_api and route.method == "POST" and route.fields is not None:
+            fields = route.fields if route.fields_of is None else route.fields_of(self.path)
+            check_fields(fields, await self.request.form())
 
     def redirect(self, to: str, note: str = "", undo: str = "") -> PageAnswer:
         """Show another page, with a note of what was done."""

@@ -189,7 +189,8 @@ def _listen(host: str, port: int, *, public: bool) -> socket.socket:
         listening.listen()  # who comes before we run waits, instead of being refused
     except OSError as error:
         listening.close()
-        raise InvalidOption("http", f"an address that is free ({error.strerror})", f"{host}:{port}") from None
+        free = f"an address that is free ({error.strerror}); pass another one with --http HOST:PORT"
+        raise InvalidOption("http", free, f"{host}:{port}") from None
     except InvalidOption:
         listening.close()
         raise

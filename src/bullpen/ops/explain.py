@@ -19,6 +19,8 @@ from bullpen.wire.records import JobRecord
 
 __all__ = ["IdleCause", "JobExplanation", "JobFacts", "explain", "read_facts", "why"]
 
+_SAME_END_MS = 1_000
+"""A job that its task sent back is due when the window ends, but for the time of the way."""
 _SILENT_S = 30
 """A worker that waits for jobs asks at least so often."""
 
@@ -57,6 +59,9 @@ class JobFacts:
     started_in_window: int = 0
     window_ms: int = 0
     """Until the window of the rate limit ends."""
+    task_starts: int = 0
+    task_window_ms: int = 0
+    """Until the window of the rate limit of its task ends."""
     rate_limit: int | None = None
     concurrency: int | None = None
     active: int = 0
@@ -166,6 +171,13 @@ def _delayed(facts: JobFacts, record: JobRecord) -> JobExplanation:
         reason = f" It is retried after attempt {record.attempts_made} of {record.opts.attempts} failed."
     elif record.scheduler_id:
         reason = f" The schedule {record.scheduler_id} made it for then."
+    if left_ms > 0 and abs(left_ms - facts.task_window_ms) <= _SAME_END_MS:
+        text = (
+            f"The rate limit of the task {record.name} is reached: {facts.task_starts} "
+            f"{'job has' if facts.task_starts == 1 else 'jobs have'} started in this window. The next window begins in "
+            f"{duration_text(left_ms)}, and the job is tried again then. To promote it does not help."
+        )
+        return JobExplanation(IdleCause.RATE, text)
     if left_ms > 0:
         text = f"It is delayed, and due in {duration_text(left_ms)}."
         return JobExplanation(IdleCause.DELAYED, text + reason, command, action)
@@ -208,8 +220,10 @@ def _queue_level(facts: JobFacts) -> JobExplanation | None:
 
 
 def _in_line(facts: JobFacts, record: JobRecord) -> JobExplanation:
+    command = command_line("jobs list", facts.queue, state="active") if facts.active else ""
     if facts.position is None:
-        return JobExplanation(IdleCause.IN_LINE, f"It waits behind more than {COUNTED:,} jobs.")
+        text = f"It waits behind more than {COUNTED:,} jobs.{_busy(facts)}"
+        return JobExplanation(IdleCause.IN_LINE, text, command)
     before = facts.position + facts.before_priority
     if not before:
         text = "It is the next to run."
@@ -220,4 +234,13 @@ def _in_line(facts: JobFacts, record: JobRecord) -> JobExplanation:
     if before and facts.done_per_s:
         starts_in = duration_text(before / facts.done_per_s * 1000)
         text += f" At {facts.done_per_s:g} jobs a second it starts in about {starts_in}."
-    return JobExplanation(IdleCause.IN_LINE, text)
+    return JobExplanation(IdleCause.IN_LINE, text + _busy(facts), command)
+
+
+def _busy(facts: JobFacts) -> str:
+    """What has the slots of the workers."""
+    if not facts.active:
+        return ""
+    running = "1 job runs" if facts.active == 1 else f"{facts.active:,} jobs run"
+    on = "" if not facts.workers else f", on {facts.workers} {'worker' if facts.workers == 1 else 'workers'}"
+    return f" {running} now{on}. When no slot is free, it waits for one: more workers, or a higher concurrency, help."

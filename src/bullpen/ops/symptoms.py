@@ -189,14 +189,17 @@ async def signs_of_queue(queue: Queue | QueueFacts, limits: SymptomLimits) -> As
 
 
 def symptoms_of_snapshot(look: QueueSnapshot, limits: SymptomLimits) -> Iterator[Symptom]:
-    """The same for a queue of a snapshot, and of its dead letters, without asking anybody. A paused queue is not late:
-    somebody wants it so."""
+    """The same for a queue of a snapshot, and of its dead letters, without asking anybody. Somebody wants
+    a paused queue so; but one whose jobs wait for as long as a missing worker is let pass may be forgotten."""
     if limits.dead_letters and look.dead_letters >= limits.dead_letters:
         yield _dead_letters(f"{look.queue}{DEAD_SUFFIX}", look.queue, look.dead_letters)
     if look.queue in ANNOUNCEMENTS and look.workers == 0:
         return
     age_ms = (look.oldest_ms or 0) if look.ready else 0
     if look.paused:
+        patience_ms = limits.no_worker_ms or limits.queue_late_ms
+        if patience_ms and age_ms >= patience_ms:
+            yield _late(look.queue, look.ready, age_ms, is_paused=True)
         return
     if limits.no_worker_ms and look.ready and age_ms >= limits.no_worker_ms and look.workers == 0:
         yield _no_worker(look.queue, look.ready, age_ms)

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from bullpen._kernel.causes import LONGEST_SAMPLE, fingerprint_of
 from bullpen._kernel.json import MAX_SAFE_INTEGER
 from bullpen._kernel.outcome import Cause
-from bullpen._kernel.scrub import summary
+from bullpen._kernel.scrub import summary, with_type
 from bullpen.errors import DeadLetterChanged, InvalidOption, require
 from bullpen.ports.edits import Edit, payload_fingerprint
 
@@ -89,6 +89,11 @@ class DeadLetter:
             tenant_id=_text(entry, "tenantId") or None,
             entry=entry,
         )
+
+    @property
+    def error_text(self) -> str:
+        """The message with the type of the error in front, where the stack tells it: `KeyError: 'email'`."""
+        return with_type(self.error_message, self.error_stack)
 
     @property
     def job_id(self) -> str:
@@ -338,7 +343,7 @@ def _group(mark: str, store: str, members: list[DeadLetter], now_ms: int) -> Dea
         fingerprint=mark,
         store=store,
         name=newest.name,
-        error=summary(newest.error_message)[:LONGEST_SAMPLE],
+        error=summary(newest.error_text)[:LONGEST_SAMPLE],
         count=len(members),
         first_at=min(each.failed_at for each in members),
         last_at=newest.failed_at,

@@ -19,6 +19,11 @@ MANUAL_LIMIT: Final = 9007199254740991
 """What the window's counter is set to when a queue is limited by hand: more than any limit."""
 
 
+def turn_of_task(name: str) -> str:
+    """What counts the starts of a task with a rate limit, as a provider."""
+    return f"task {name}"[:120]
+
+
 class Limits(QueuePart):
     """The limits of a `Queue`."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, TypedDict
 
 from bullpen.queue.base import QueuePart
+from bullpen.queue.limits import turn_of_task
 from bullpen.queue.states import JobState
 from bullpen.wire.records import JobRecord, read_int, read_score
 
@@ -28,6 +29,10 @@ class JobPosition(TypedDict):
     due_ms: int | None
     started_in_window: int
     window_ms: int
+    task_starts: int
+    """How often the task of this name has started in the window of its own rate limit."""
+    task_window_ms: int
+    """Until that window ends; 0: the task has no rate limit, or no window."""
     rate_limit: int | None
     concurrency: int | None
     active: int
@@ -50,6 +55,7 @@ class Locating(QueuePart):
         actions, keys = self._ready(), self._keys
         found = await actions.read(job_id)
         raw_id = job_id.encode("utf-8", "surrogateescape")
+        turns = None if found is None else keys.turns(turn_of_task(found[1].name))
         lists = [("LPOS", key, raw_id, "RANK", -1, "MAXLEN", COUNTED) for key in (keys.wait, keys.paused)]
         (
             clock,
@@ -79,10 +85,12 @@ class Locating(QueuePart):
                 ("SCARD", keys.dependencies(job_id)),
                 ("ZCARD", keys.unsuccessful(job_id)),
                 ("HLEN", keys.failed_children(job_id)),
+                *([("GET", turns), ("PTTL", turns)] if turns else ()),
             ]
         )
         now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
-        in_wait, in_paused, pending, failed, ignored = lengths
+        in_wait, in_paused, pending, failed, ignored = lengths[:5]
+        task_starts, task_window_ms = lengths[5:] or (None, -2)
         state = JobState.UNKNOWN if found is None else found[0] or JobState.WAITING
         place, length = (waiting, in_wait) if waiting is not None else (paused, in_paused)
         is_prioritized = state is JobState.PRIORITIZED
@@ -96,6 +104,8 @@ class Locating(QueuePart):
                 due_ms=None if score is None else read_score(score) // _SCORE_PER_MS,
                 started_in_window=read_int(started or b"0"),
                 window_ms=max(0, window_ms),
+                task_starts=read_int(task_starts or b"0"),
+                task_window_ms=max(0, task_window_ms),
                 rate_limit=_positive(meta[2]),
                 concurrency=_positive(meta[1]),
                 active=active,

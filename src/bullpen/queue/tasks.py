@@ -51,6 +51,7 @@ from bullpen.queue.argument_types import check_argument, check_result, from_buil
 from bullpen.queue.arguments import AddArguments, AddInTransactionArguments, StoredJobArguments, TaskArguments
 from bullpen.queue.durability import Durability
 from bullpen.queue.job import Job, NewJob
+from bullpen.queue.limits import turn_of_task
 from bullpen.queue.packing import read_add_deadline
 from bullpen.queue.queue import Queue
 from bullpen.queue.schedulers import DeclaredScheduler, split_options
@@ -484,7 +485,7 @@ class Task(Generic[P, R]):
         limit = self.rate_limit
         assert limit is not None
         wait_ms = await self._open_queue().take_turn(
-            f"task {self.name}"[:120], most=limit.max, duration=limit.duration_ms
+            turn_of_task(self.name), most=limit.max, duration=limit.duration_ms
         )
         if wait_ms:
             raise DelayJob(wait_ms, f"task {self.name!r} has started {limit.max} times in {limit.duration_ms} ms")

@@ -14,6 +14,7 @@ from bullpen._kernel import json
 from bullpen._kernel.ids import is_encodable
 from bullpen._kernel.instants import possible
 from bullpen._kernel.json import decode_strict
+from bullpen._kernel.scrub import with_type
 from bullpen.errors import InvalidOption, NotJson
 from bullpen.wire.cancels import reason_in
 from bullpen.wire.envelope import SEALED, seal_words
@@ -217,6 +218,11 @@ class JobRecord:
         """The stored text, whatever became of the job later."""
         raw = self._fields.get(b"failedReason")
         return None if raw is None else raw.decode("utf-8", "replace")
+
+    @property
+    def failure_text(self) -> str:
+        """Why it failed last, with the type of the error in front where the newest stack tells it."""
+        return with_type(self.raw_failed_reason or "", self.stacktrace[-1] if self.stacktrace else None)
 
     @property
     def stacktrace(self) -> tuple[str, ...]:

@@ -3,17 +3,20 @@ sent. The command line takes the same path (`bullpen.ops.actions`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
 
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, FormField
 from bullpen.dashboard.pages.jobs import read_limits
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.jobs import read_counts, read_job
 from bullpen.dashboard.routes import Context, Page, PageRoute
-from bullpen.ops.actions import ACTIONS, Action, Deed
+from bullpen.ops.actions import ACTIONS, Action, ActionField, Deed
 from bullpen.ops.status import counted, duration_text
 from bullpen.queue import JobState
 
@@ -113,11 +116,14 @@ async def _present(context: Context, action: Action, queue: str) -> tuple[str, d
 
 
 def _asked(context: Context) -> tuple[Action, str, str]:
-    kind = context.path.get("kind", "queue").removesuffix("s")
-    action = ACTIONS.get(f"{kind}.{context.path['verb']}")
+    return _action(context.path), context.path["queue"], context.path.get("subject", "")
+
+
+def _action(path: Mapping[str, str]) -> Action:
+    action = ACTIONS.get(f"{path.get('kind', 'queue').removesuffix('s')}.{path['verb']}")
     if action is None:
         raise PageProblem(404, "There is no such action.")
-    return action, context.path["queue"], context.path.get("subject", "")
+    return action
 
 
 def _check_role(context: Context, action: Action) -> None:
@@ -168,10 +174,29 @@ def _back(context: Context, action: Action, queue: str, subject: str, *, after: 
     return context.url("queues", queue)
 
 
+def _fields_of(path: Mapping[str, str]) -> tuple[FormField, ...]:
+    action = _action(path)
+    return (*map(_field, action.parameters), REASON, *((_TYPED,) if action.typed else ()))
+
+
+def _field(each: ActionField) -> FormField:
+    kind = each.kind if each.kind in ("number", "flag") else "text"
+    return FormField(each.name, f"{each.label}{f' ({each.hint})' if each.hint else ''}.", kind, each.required)
+
+
+_TYPED: Final = FormField("typed", "The name of the queue, to confirm.")
+_ALL_FIELDS: Final = (
+    *{each.name: replace(_field(each), required=False) for action in ACTIONS.values() for each in action.parameters}
+    .values(),
+    REASON,
+    _TYPED,
+)  # fmt: skip
+
+
 def _routes(pattern: str) -> tuple[Any, ...]:
     return (
         PageRoute(pattern, preview, Permission.ACT, view=Preview),
-        PageRoute(pattern, perform, Permission.ACT, "POST"),
+        PageRoute(pattern, perform, Permission.ACT, "POST", fields=_ALL_FIELDS, fields_of=_fields_of),
     )
 
 

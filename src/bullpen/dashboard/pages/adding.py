@@ -13,6 +13,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, FormField
 from bullpen.dashboard.pages.jobs import LABELS, STATES, read_limits
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.jobs import read_counts
@@ -156,8 +157,18 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
+_ADD_FIELDS: Final = (
+    FormField("name", "The name of the job.", required=True),
+    FormField("data", "Its data.", "json"),
+    FormField("delay", "Milliseconds until it may run.", "number"),
+    FormField("priority", "0 before all others, then 1 to 2097151.", "number"),
+    FormField("attempts", "How often it is tried.", "number"),
+    FormField("job_id", "An id of its own."),
+    REASON,
+)
+
 ROUTES = (
     PageRoute("/queues/{queue}/limits", limits, view=LimitsView),
     PageRoute("/queues/{queue}/add", add_form, Permission.ADMIN),
-    PageRoute("/queues/{queue}/add", add, Permission.ADMIN, "POST"),
+    PageRoute("/queues/{queue}/add", add, Permission.ADMIN, "POST", fields=_ADD_FIELDS),
 )

@@ -11,6 +11,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
 from bullpen.dashboard.charts import Chart, Series, make_chart
+from bullpen.dashboard.fields import FormField
 from bullpen.dashboard.frame import zone_of
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.render import clock, number
@@ -168,5 +169,7 @@ async def mark(context: Context) -> Page | PageAnswer:
 ROUTES = (
     PageRoute("/charts", charts, menu="Charts", key="c"),
     PageRoute("/charts/mark", mark_form, Permission.ACT),
-    PageRoute("/charts/mark", mark, Permission.ACT, "POST"),
+    PageRoute(
+        "/charts/mark", mark, Permission.ACT, "POST", fields=(FormField("text", "What it says.", required=True),)
+    ),
 )

@@ -15,6 +15,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, TENANT, FormField
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.pages.jobs import instant_of
 from bullpen.dashboard.pages.ledger import uuid_in
@@ -351,10 +352,22 @@ async def _decide_parked(context: Context, _reason: str) -> str:
     return "It is tried again." if context.path["verb"] == "retry" else "It was skipped."
 
 
+_ROWS_FIELDS: Final = (
+    FormField("confirmed", "Do it; without it the rows are counted.", "flag"),
+    FormField("since", "Only rows from this time on."),
+    FormField("before", "Only rows before this time."),
+    FormField("fixed", "Only rows of before this instant, when the rows were counted."),
+    TENANT,
+    FormField("label", "The name of a replay, in 1 to 40 characters."),
+    FormField("new_key", "Replay with new keys.", "flag"),
+    FormField("rate", "At most so many a second.", "number"),
+    REASON,
+)
+
 ROUTES = (
     *deed_routes("/outbox/{id}/act/{verb}", "outbox", _prepare_row, _decide_row, for_tenants=True),
     PageRoute("/destinations/{type}/rows/{verb}", rows_form, Permission.ACT, view=RowsView),
-    PageRoute("/destinations/{type}/rows/{verb}", rows, Permission.ACT, "POST"),
+    PageRoute("/destinations/{type}/rows/{verb}", rows, Permission.ACT, "POST", fields=_ROWS_FIELDS),
     *deed_routes("/destinations/{type}/test", "outbox", _prepare_test, _send_test),
     PageRoute("/parked", parked, view=ParkedView),
     PageRoute("/parked/{id}", parked_event, view=ParkedItem),

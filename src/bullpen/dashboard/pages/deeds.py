@@ -13,6 +13,7 @@ import msgspec
 
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, TENANT, FormField
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.routes import Context, Page, PageRoute
 
@@ -49,7 +50,13 @@ Work = Callable[[Context, str], Awaitable[str]]
 
 
 def deed_routes(
-    pattern: str, nav: str, prepare: Prepare, work: Work, *, for_tenants: bool = False
+    pattern: str,
+    nav: str,
+    prepare: Prepare,
+    work: Work,
+    *,
+    for_tenants: bool = False,
+    fields: tuple[FormField, ...] = (),
 ) -> tuple[PageRoute, PageRoute]:
     """The preview and the deed at one address."""
 
@@ -79,7 +86,8 @@ def deed_routes(
 
         return await or_form(context, form, act)
 
+    taken = (*fields, REASON, *((TENANT,) if for_tenants else ()))
     return (
         PageRoute(pattern, preview, Permission.ACT, for_tenants=for_tenants, view=LedgerDeed),
-        PageRoute(pattern, perform, Permission.ACT, "POST", for_tenants=for_tenants),
+        PageRoute(pattern, perform, Permission.ACT, "POST", for_tenants=for_tenants, fields=taken),
     )

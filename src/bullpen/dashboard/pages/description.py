@@ -13,6 +13,7 @@ import msgspec
 from bullpen import _version
 from bullpen.dashboard._web import JSON, PageAnswer, join
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import body_schema
 from bullpen.dashboard.routes import Context, PageRoute
 
 _NOT_DESCRIBED: Final = ("/stream", "/pulse", "/login", "/logout", "/settings")
@@ -77,7 +78,8 @@ def _operation(route: PageRoute, by_type: dict[Any, Any]) -> dict[str, Any]:
         found["parameters"].append(
             {"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string"}}
         )
-        found["requestBody"] = {"content": {JSON: {"schema": {"type": "object"}}}}
+        schema = body_schema(route.fields or ())
+        found["requestBody"] = {"required": "required" in schema, "content": {JSON: {"schema": schema}}}
     return found
 
 

@@ -11,6 +11,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.duration import written_ms
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import FormField
 from bullpen.dashboard.pages.deeds import LedgerDeed, deed_routes
 from bullpen.dashboard.reads.ledger import ledger_of, ms_of
 from bullpen.dashboard.reads.overview import read_overview
@@ -139,8 +140,10 @@ async def run_doctor(context: Context) -> PageAnswer:
     return context.redirect(context.url("health"))
 
 
+_SILENCE_FIELDS: Final = (FormField("choice", "To silence it: for how long."),)
+
 ROUTES = (
     PageRoute("/health", health, menu="Health", key="h"),
-    PageRoute("/health/run", run_doctor, Permission.ACT, "POST"),
-    *deed_routes("/health/incidents/{rule}/{subject}/{verb}", "health", _silence, _do_silence),
+    PageRoute("/health/run", run_doctor, Permission.ACT, "POST", fields=()),
+    *deed_routes("/health/incidents/{rule}/{subject}/{verb}", "health", _silence, _do_silence, fields=_SILENCE_FIELDS),
 )

@@ -6,6 +6,7 @@ Groups come from counters that the stores keep, and a group reads its own letter
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ import msgspec
 from bullpen._kernel.scrub import hide_secrets, scrub_lines, summary
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, json_bytes
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.edits import edit_page, must_be_as_shown, patch_of
+from bullpen.dashboard.edits import EDIT_FIELDS, edit_page, must_be_as_shown, patch_of
+from bullpen.dashboard.fields import REASON, TENANT, FormField, check_fields
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.errors import InvalidOption
 from bullpen.ops.dead_letters import Found
@@ -165,6 +167,8 @@ async def edit(context: Context) -> Page | PageAnswer:
     found, why_not = await _get(context)
     if why_not:
         raise PageProblem(409, why_not)
+    if context.request.is_api:  # only now: of a letter that one may not see, nothing is said
+        check_fields(_EDIT_FIELDS, fields)
     patch = patch_of(fields)
     console = await context.desk.console(_tenant(context))
     found, change = await console.edit(found.store, found.letter.id, merge=patch, why=fields.get("reason", "")[:200])
@@ -182,22 +186,7 @@ async def confirm(context: Context) -> Page:
     """What will be sent back or thrown away."""
     verb = _verb(context)
     store, mark, entry = (context.query.get(name, "") for name in ("store", "fingerprint", "entry"))
-    if entry:
-        console = await context.desk.console(_tenant(context))
-        chosen = [await context.desk.within(console.get(store, entry))]
-        count = 1
-    else:
-        depths, _ = await _groups(context)
-        console = await context.desk.console(_tenant(context))
-        chosen = list[Found]()
-        for name in [store] if store else depths:
-            where = DeadLetterFilter(fingerprint=mark or None)
-            page = await context.desk.within(console.page(name, where, limit=_SAMPLES))
-            chosen += [Found(name, each) for each in page.letters]
-        count = await _count(context, store, mark) if mark else depths.get(store, 0) if store else sum(depths.values())
-        count = max(count, len(chosen))
-    if not chosen:
-        raise PageProblem(404, "No such dead letter is left.")
+    chosen, count = await _chosen(context, store, mark, entry)
     view = {
         "verb": verb,
         "store": store,
@@ -217,6 +206,23 @@ async def confirm(context: Context) -> Page:
     )
 
 
+async def _chosen(context: Context, store: str, mark: str, entry: str) -> tuple[list[Found], int]:
+    """Some of the letters that are meant, and how many there are. Raises PageProblem when there is none."""
+    console = await context.desk.console(_tenant(context))
+    if entry:
+        return [await context.desk.within(console.get(store, entry))], 1
+    depths, _ = await _groups(context)
+    chosen = list[Found]()
+    for name in [store] if store else depths:
+        where = DeadLetterFilter(fingerprint=mark or None)
+        page = await context.desk.within(console.page(name, where, limit=_SAMPLES))
+        chosen += [Found(name, each) for each in page.letters]
+    if not chosen:
+        raise PageProblem(404, "No such dead letter is left.")
+    count = await _count(context, store, mark) if mark else depths.get(store, 0) if store else sum(depths.values())
+    return chosen, max(count, len(chosen))
+
+
 async def perform(context: Context) -> PageAnswer:
     """One letter is sent at once, many as an operation."""
     verb, fields = _verb(context), await context.request.form()
@@ -233,8 +239,12 @@ async def perform(context: Context) -> PageAnswer:
         return _done(context, text)
     if context.principal.tenants:
         raise PageProblem(403, "Operations touch all tenants, and you may see only some.")
-    count = _number(fields, "count")
-    if verb == "discard" and count > _FREE_DISCARD:
+    most = _number(fields, "most") or _number(fields, "count")
+    if not most and context.request.is_api:
+        raise PageProblem(400, "Missing: most, the largest number of letters; or entry, for one letter.")
+    _, there = await _chosen(context, store, mark, "")
+    most = most or there
+    if verb == "discard" and most > _FREE_DISCARD:
         if not context.principal.may(Permission.ADMIN):
             raise PageProblem(403, f"Discarding more than {_FREE_DISCARD} dead letters needs the role admin.")
         if fields.get("typed", "") != (store or "all stores"):
@@ -248,8 +258,9 @@ async def perform(context: Context) -> PageAnswer:
         store=store,
         fingerprint=mark,
         until=fields.get("until", "") or _now(),
-        total=count,
-        most=_number(fields, "most") or count,
+        tenant=_tenant(context) or "",
+        total=min(most, there),
+        most=most,
         rate=float(_number(fields, "rate")),
     )
     number = await context.desk.operations.submit(operation, key=_key(fields))
@@ -331,7 +342,7 @@ def _row(found: Found, *, payloads: bool) -> LetterRow:
         id=letter.id,
         store=found.store,
         name=letter.name,
-        error=summary(letter.error_message) if payloads else "",
+        error=summary(letter.error_text) if payloads else "",
         failed_at=letter.failed_at,
         attempts_made=letter.attempts_made,
         tenant=letter.tenant_id or "",
@@ -349,7 +360,7 @@ def _view(found: Found, why_not: str, *, payloads: bool) -> LetterView:
         source=letter.source,
         job=letter.message_id,
         name=letter.name,
-        error=summary(letter.error_message) if payloads else "",
+        error=summary(letter.error_text) if payloads else "",
         stack=scrub_lines(letter.error_stack or "") if payloads else "",
         cause=letter.cause or "",
         failed_at=letter.failed_at,
@@ -401,13 +412,43 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+_EDIT_FIELDS: Final = (*EDIT_FIELDS, TENANT)
+_ACT_FIELDS: Final = (
+    FormField("store", "Only this store of dead letters; without it all."),
+    FormField("fingerprint", "Only this group."),
+    FormField("entry", "Only this letter; the store must be named."),
+    FormField("most", "At most so many letters; required without `entry`.", "number"),
+    FormField("rate", "At most so many a second.", "number"),
+    FormField("count", "How many the preview counted.", "number"),
+    FormField("until", "Only letters that failed until this instant; without it until now."),
+    REASON,
+    FormField("typed", "To discard many: the name of the store, or `all stores`."),
+    TENANT,
+)
+
 ROUTES = (
     PageRoute("/dead-letters", groups, for_tenants=True, menu="Dead letters", key="d", view=LettersView),
     PageRoute("/dead-letters/export", export, for_tenants=True, produces=("application/x-ndjson",)),
     PageRoute("/dead-letters/act/{verb}", confirm, Permission.ACT, for_tenants=True),
-    PageRoute("/dead-letters/act/{verb}", perform, Permission.ACT, "POST", for_tenants=True),
+    PageRoute(
+        "/dead-letters/act/{verb}",
+        perform,
+        Permission.ACT,
+        "POST",
+        for_tenants=True,
+        fields=_ACT_FIELDS,
+        keeps_address=True,
+    ),
     PageRoute("/dead-letters/{store}/groups/{mark}", group, for_tenants=True, view=GroupView),
     PageRoute("/dead-letters/{store}/{entry}/edit", edit_form, Permission.ACT, for_tenants=True, view=LetterView),
-    PageRoute("/dead-letters/{store}/{entry}/edit", edit, Permission.ACT, "POST", for_tenants=True),
+    PageRoute(
+        "/dead-letters/{store}/{entry}/edit",
+        edit,
+        Permission.ACT,
+        "POST",
+        for_tenants=True,
+        fields=_EDIT_FIELDS,
+        fields_of=lambda _: tuple(replace(each, required=False) for each in _EDIT_FIELDS),
+    ),
     PageRoute("/dead-letters/{store}/{entry}", letter, for_tenants=True, view=LetterView),
 )

@@ -13,9 +13,10 @@ import msgspec
 from bullpen._kernel.command_line import command_line
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, FormField
 from bullpen.dashboard.pages.jobs import BULK, LABELS, asked_of, filters_of
 from bullpen.dashboard.problems import or_form
-from bullpen.dashboard.reads.jobs import JobsAsked, read_counts, read_jobs
+from bullpen.dashboard.reads.jobs import AGES, JobsAsked, read_counts, read_jobs
 from bullpen.dashboard.render import iso
 from bullpen.dashboard.routes import Context, Page, PageRoute
 from bullpen.ops.actions import ACTIONS, Action
@@ -147,6 +148,8 @@ async def _matching_form(context: Context, fields: dict[str, str], problem: str)
 async def matching(context: Context) -> Page | PageAnswer:
     """Do it to all that fitted when the form was made."""
     fields = await context.request.form()
+    if context.request.is_api:
+        _check_filter(fields)
     view, asked, action = await _matching(context)
     _check_number(context, action, view.count)
 
@@ -178,6 +181,15 @@ async def matching(context: Context) -> Page | PageAnswer:
         return await _submitted(context, operation)
 
     return await or_form(context, _matching_form, work)
+
+
+def _check_filter(fields: dict[str, str]) -> None:
+    """A list shows more when it does not understand a filter; a deed must not."""
+    if fields["state"] not in set(JobState):
+        raise PageProblem(422, f"state must be one of {', '.join(JobState)}.")
+    if fields.get("age", "") not in ("", *AGES):
+        raise PageProblem(422, f"age must be one of {', '.join(AGES)}.")
+    _number(fields, "attempts")
 
 
 async def _matching(context: Context) -> tuple[MatchingView, JobsAsked, Action]:
@@ -337,13 +349,37 @@ async def _queues(context: Context) -> tuple[QueuesView, Action]:
     return QueuesView(action.verb, name, meant, left), action
 
 
+_TYPED: Final = FormField("typed", "The name of the queue, to remove many jobs.")
+_SELECTED_FIELDS: Final = (
+    FormField("verb", "What is done to them, such as retry.", required=True),
+    FormField("id", "The ids of the jobs.", "list", required=True),
+    FormField("state", "Their state, shown in the preview."),
+    FormField("confirmed", "Do it; without it the jobs are shown.", "flag"),
+    REASON,
+    _TYPED,
+)
+_MATCHING_FIELDS: Final = (
+    FormField("state", "The state of the jobs.", required=True),
+    FormField("name", "A part of their names."),
+    FormField("text", "A text that their data hold."),
+    FormField("age", "How old they are, as the list of jobs has it."),
+    FormField("attempts", "How many attempts they made at least.", "number"),
+    FormField("most", "At most so many jobs.", "number"),
+    FormField("rate", "At most so many a second.", "number"),
+    FormField("count", "How many the preview counted.", "number"),
+    FormField("until", "Only jobs that fitted at this instant."),
+    REASON,
+    _TYPED,
+)
+_QUEUES_FIELDS: Final = (FormField("name", "A part of the names of the queues."), REASON)
+
 ROUTES = (
     PageRoute("/operations", operations, menu="Operations", key="b", view=list[OperationView]),
     PageRoute("/operations/{id}", operation, view=OperationView),
-    PageRoute("/operations/{id}/stop", stop, Permission.ACT, "POST"),
-    PageRoute("/queues/{queue}/selected", selected, Permission.ACT, "POST"),
+    PageRoute("/operations/{id}/stop", stop, Permission.ACT, "POST", fields=()),
+    PageRoute("/queues/{queue}/selected", selected, Permission.ACT, "POST", fields=_SELECTED_FIELDS),
     PageRoute("/queues/{queue}/matching/{verb}", matching_form, Permission.ACT, view=MatchingView),
-    PageRoute("/queues/{queue}/matching/{verb}", matching, Permission.ACT, "POST"),
+    PageRoute("/queues/{queue}/matching/{verb}", matching, Permission.ACT, "POST", fields=_MATCHING_FIELDS),
     PageRoute("/queues-act/{verb}", queues_form, Permission.ACT, view=QueuesView),
-    PageRoute("/queues-act/{verb}", queues, Permission.ACT, "POST"),
+    PageRoute("/queues-act/{verb}", queues, Permission.ACT, "POST", fields=_QUEUES_FIELDS),
 )

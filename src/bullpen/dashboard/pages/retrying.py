@@ -6,7 +6,7 @@ import msgspec
 
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
-from bullpen.dashboard.edits import edit_page, must_be_as_shown, patch_of
+from bullpen.dashboard.edits import EDIT_FIELDS, edit_page, must_be_as_shown, patch_of
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.jobs import read_job
 from bullpen.dashboard.routes import Context, Page, PageRoute
@@ -90,6 +90,6 @@ async def as_test(context: Context) -> Page:
 
 ROUTES = (
     PageRoute("/queues/{queue}/jobs/{job}/edit", edit_form, Permission.ACT, view=JobView),
-    PageRoute("/queues/{queue}/jobs/{job}/edit", edit, Permission.ACT, "POST"),
+    PageRoute("/queues/{queue}/jobs/{job}/edit", edit, Permission.ACT, "POST", fields=EDIT_FIELDS),
     PageRoute("/queues/{queue}/jobs/{job}/test", as_test, Permission.PAYLOADS, view=TestView),
 )

@@ -10,6 +10,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import hide_secrets
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem, json_bytes
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, FormField
 from bullpen.dashboard.pages.adding import json_of
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.schedules import ScheduleRow, schedule_row
@@ -186,9 +187,17 @@ async def edit(context: Context) -> Page | PageAnswer:
     return await or_form(context, _edit_form, work)
 
 
+_EDIT_FIELDS: Final = (
+    FormField("cron", "The rule as cron."),
+    FormField("tz", "Its time zone."),
+    FormField("every", "The interval, instead of cron."),
+    FormField("data", "The data of its jobs.", "json"),
+    REASON,
+)
+
 ROUTES = (
     PageRoute("/schedules", schedules, menu="Schedules", key="s", view=SchedulesView),
     PageRoute("/queues/{queue}/schedules/{id}", schedule, view=ScheduleView),
     PageRoute("/queues/{queue}/schedules/{id}/edit", edit_form, Permission.ADMIN, view=ScheduleView),
-    PageRoute("/queues/{queue}/schedules/{id}/edit", edit, Permission.ADMIN, "POST"),
+    PageRoute("/queues/{queue}/schedules/{id}/edit", edit, Permission.ADMIN, "POST", fields=_EDIT_FIELDS),
 )

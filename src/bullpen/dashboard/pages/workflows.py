@@ -16,6 +16,7 @@ from bullpen._kernel.command_line import command_line
 from bullpen._kernel.scrub import summary
 from bullpen.dashboard._web import JSON, PageAnswer, PageProblem
 from bullpen.dashboard.access import Permission
+from bullpen.dashboard.fields import REASON, FormField
 from bullpen.dashboard.problems import or_form
 from bullpen.dashboard.reads.ledger import ms_of
 from bullpen.dashboard.render import state_diagram
@@ -354,10 +355,17 @@ def _row(found: AnyWorkflow) -> WorkflowRow:
     )
 
 
+_EMIT_FIELDS: Final = (
+    FormField("event", "An event of the definition.", required=True),
+    FormField("payload", "Its payload.", "json"),
+    REASON,
+    FormField("step", "`send`, which the API always does."),
+)
+
 ROUTES = (
     PageRoute("/workflows", workflows, menu="Workflows", key="w", needs_workflows=True),
     PageRoute("/workflows/{name}", workflow, view=WorkflowView),
     PageRoute("/workflows/{name}/{urn}", entity, view=EntityView),
     PageRoute("/workflows/{name}/{urn}/emit", emit_form, Permission.ACT),
-    PageRoute("/workflows/{name}/{urn}/emit", emit, Permission.ACT, "POST"),
+    PageRoute("/workflows/{name}/{urn}/emit", emit, Permission.ACT, "POST", fields=_EMIT_FIELDS),
 )

@@ -223,7 +223,7 @@ def job_view(
         stalled_count=record.stalled_count,
         priority=record.priority,
         worker=record.worker_id or "",
-        error=summary(error) if error and payloads and not record.has_return_value else "",
+        error=summary(record.failure_text) if error and payloads and not record.has_return_value else "",
         data=payload_of(record.raw_data, payloads=payloads) or Payload(0),
         result=payload_of(record.field(b"returnvalue"), payloads=payloads),
         progress=hide_secrets(record.progress) if payloads else None,

@@ -208,7 +208,7 @@ def _mark(look: QueueSnapshot, signs: Sequence[Symptom]) -> tuple[str, int]:
     rules = {sign.rule for sign in signs}
     for rule, mark in (("no_worker", "no worker"), ("silent_workers", "workers silent"), ("queue_late", "late")):
         if rule in rules:
-            return mark, 3
+            return "paused" if look.paused else mark, 3
     if look.problem:
         return "unreadable", 4
     has_no_worker = bool(look.ready) and look.workers == 0 and not look.paused

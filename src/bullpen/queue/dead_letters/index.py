@@ -41,7 +41,7 @@ _PARTS: Final = ("facts", "index", "counts", "causes", "tenants")
 def facts_of(letter: DeadLetter, failed_ms: int | None = None) -> bytes:
     """The arguments of the scripts about a dead letter, see `lib/letter_index`."""
     at = (letter.failed_ms or 0) if failed_ms is None else failed_ms
-    sample = [letter.name[:LONGEST_SAMPLE], summary(letter.error_message, LONGEST_SAMPLE)]
+    sample = [letter.name[:LONGEST_SAMPLE], summary(letter.error_text, LONGEST_SAMPLE)]
     tenant = encode_segment(letter.tenant_id or "")
     return f"{fingerprint(letter)}:{max(0, at)}:{tenant}:".encode() + msgspec.json.encode(sample)
 

@@ -170,7 +170,7 @@ class DeadLetters:
         # What is kept of a cause may be of another tenant.
         letters = {each.id: each for each in await self._read([group.example.encode() for group in groups])}
         return [
-            replace(group, error=summary(letters[group.example].error_message, LONGEST_SAMPLE))
+            replace(group, error=summary(letters[group.example].error_text, LONGEST_SAMPLE))
             if group.example in letters
             else group
             for group in groups
