@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +12,8 @@ from bullpen import Job, Queue, Worker
 from bullpen._kernel.scrub import with_type
 from bullpen.errors import JobFailed
 from tests.dashboard._kit import opened
+from tests.dashboard.test_pages import fail_one
+from tests.flows._cli import cli
 
 
 async def test_every_place_that_tells_why_names_the_type(redis_url: str, queue_name: str) -> None:
@@ -52,3 +55,15 @@ async def _told(http: httpx.AsyncClient, queue: str, job_id: str) -> list[str]:
 )
 def test_the_type_comes_from_the_stack(text: str, stack: str | None, told: str) -> None:
     assert with_type(text, stack) == told
+
+
+def test_the_list_of_the_command_names_the_type(redis_url: str, queue_name: str, tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with Queue(queue_name, connection=redis_url) as queue:
+            await fail_one(redis_url, queue, error="no such address")
+
+    asyncio.run(fill())
+
+    found = cli("dead-letters", "list", queue_name, cwd=tmp_path, env={"BULLPEN_REDIS_URL": redis_url})
+
+    assert "ValueError: no such address" in found.out
