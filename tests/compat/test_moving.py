@@ -139,6 +139,7 @@ async def test_each_message_runs_once_while_both_libraries_work(shop: Shop) -> N
     assert {each.split()[0] for each in ran} == {shop.library.name, "bullpen"}
 
 
+@pytest.mark.long  # Celery gives back what a dead worker held after a minute and a half, whatever its settings say
 @only_celery
 async def test_a_forwarder_that_is_killed_forgets_and_doubles_nothing(shop: Shop) -> None:
     """It may die between the add and the acknowledgment: the message comes again and finds its job. RQ and arq give it

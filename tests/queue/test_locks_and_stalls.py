@@ -409,7 +409,7 @@ class TestStalledCheck:
                     break
                 probes += entry["command"].endswith("bp:probe")
 
-        assert 1 <= probes < len(names) / 2
+        assert probes < len(names) / 2  # none, where another test of this process has just asked this server
         await asyncio.gather(*(one.worker.close() for one in workers))
         await connection.aclose()
 

@@ -287,7 +287,7 @@ class DeadLetterContract:
         assert [letters.number_of(letter) for letter in found.letters] == [3, 2, 1, 0]
         newest, oldest = found.letters[0], found.letters[-1]
         assert (group.name, group.first_at, group.last_at) == (newest.name, oldest.failed_at, newest.failed_at)
-        assert group.error.startswith("no ")
+        assert "no " in group.error  # with or without the type of the error, which not every store knows
         await letters.store.discard(newest.id)
         await letters.store.redrive(oldest.id)
         (left,) = await letters.store.groups()
