@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.measures_children  # the plug-in runs in them
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).parent / "plugin"
 SHOP = "tests.testing.plugin.shop"
@@ -30,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 
 def run(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Only the plug-ins that are named, as if nothing else was installed."""
-    left_out = ("BULLPEN_", "PYTEST_", "COVERAGE_")
+    left_out = ("BULLPEN_", "PYTEST_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     environment = {**clean, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(project / "temporary")}
     return subprocess.run(
