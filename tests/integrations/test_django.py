@@ -25,8 +25,6 @@ from tests.databases import OWNER
 from tests.environments import EnvironmentMissing
 from tests.integrations._django6 import ensure_environment
 
-pytestmark = pytest.mark.measures_children  # a project of Django runs in them
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PRELUDE = """
